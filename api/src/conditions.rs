@@ -45,7 +45,7 @@ impl<'r> Conditions<'r> {
             (_, Some(given)) => Err(refused(
                 "If-None-Match",
                 given,
-                "give * alone, for what must not exist yet",
+                "give * alone, for an object that must not exist yet",
             )),
         }
     }

@@ -29,7 +29,7 @@ use crate::problem::Problem;
 /// Largest number of bytes that are read at a time.
 const MOST_AT_ONCE: usize = 8 << 10;
 
-/// What has come on a connection since its last request.
+/// Descriptors that have come on a connection since its last request.
 #[derive(Debug, Default)]
 pub(crate) struct Arrived(RefCell<Passed>);
 
@@ -59,7 +59,7 @@ impl Arrived {
     }
 }
 
-/// A client's connection.
+/// One client's connection, served until it closes or breaks a limit.
 pub(crate) struct Connection {
     stream: UnixStream,
     /// Where descriptors are put; `None`: none are taken.

@@ -279,7 +279,7 @@ impl Events {
     }
 }
 
-/// Someone who reads.
+/// Reader of the event stream: an open request for `/v1/events`.
 #[derive(Debug)]
 pub struct Reader {
     events: Rc<Events>,

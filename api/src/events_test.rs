@@ -18,7 +18,7 @@ fn of(vm: Option<&str>, kinds: &str) -> Filter {
     }
 }
 
-/// What waits for a reader.
+/// Takes the events that wait for a reader.
 fn seen(reader: &Reader) -> Vec<Value> {
     reader.queue.report_lost();
     let text = std::mem::take(&mut reader.queue.waiting.borrow_mut().text);

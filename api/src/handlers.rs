@@ -28,7 +28,7 @@ use crate::{
     capture,
     conditions::Conditions,
     events::Events,
-    machines::{Machine, Snapshot, SnapshotBody},
+    machines::{BalloonBody, Machine, Snapshot, SnapshotBody},
     model::{
         CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why,
         WhyQuery, merge,
@@ -143,6 +143,10 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
         Action::PauseMachine => order(name(), PassedOrder::Pause),
         Action::ResumeMachine => order(name(), PassedOrder::Resume),
         Action::KillMachine => order(name(), PassedOrder::Kill),
+        Action::BalloonMachine => {
+            let BalloonBody { mib } = parsed(body)?;
+            order(name(), PassedOrder::Balloon { mib })
+        }
         Action::SnapshotMachine => {
             let SnapshotBody { name: to, base } = parsed(body)?;
             order(name(), PassedOrder::Snapshot { to, base })

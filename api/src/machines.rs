@@ -10,7 +10,7 @@ pub struct Machine {
     pub name: String,
     /// Process id of its `slipgate run`; 0: it is in another PID namespace than the daemon.
     pub pid: u32,
-    /// What it does.
+    /// Present state of the machine.
     pub state: State,
     /// Number of virtual CPUs.
     pub cpus: u8,
@@ -22,13 +22,13 @@ pub struct Machine {
     pub runs_s: u64,
 }
 
-/// What a machine does.
+/// State of a machine, from its making to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// It is being made.
     Starting,
-    /// Its guest runs.
+    /// The guest executes.
     Running,
     /// Its guest is paused.
     Paused,
@@ -66,6 +66,14 @@ impl From<MachineStatus> for Machine {
     }
 }
 
+/// What a guest is asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BalloonBody {
+    /// Memory that it is to give back in all, MiB; 0: it takes back what it has given.
+    pub mib: u64,
+}
+
 /// Where a snapshot is to be made.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -81,7 +89,7 @@ pub struct SnapshotBody {
 /// A snapshot that was made.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct Snapshot {
-    /// Its name.
+    /// Name of the snapshot, which a restore gives.
     pub name: String,
     /// Its directory on the daemon's host, for `slipgate run --restore`.
     pub directory: String,

@@ -28,8 +28,9 @@ pub struct VmBody {
     pub ip: Option<Ipv4Addr>,
     /// Whether the guest has IPv6. Absent: the daemon's `--ipv6`.
     pub ipv6: Option<Ipv6>,
-    /// Prefix of the guest's IPv6 addresses, a /64. Absent: the daemon's `--ipv6-prefix`, or with
-    /// `ipv6: routed` one of the daemon's `--ipv6 routed:PREFIX`.
+    /// Prefix of the guest's IPv6 addresses, a /64; with `ipv6: routed` also its single address, a
+    /// /128. Absent: the daemon's `--ipv6-prefix`, or with `ipv6: routed` one of the daemon's
+    /// `--ipv6 routed:PREFIX`.
     pub ipv6_prefix: Option<String>,
     /// Its policy. Absent: the daemon's default policy.
     pub policy: Option<PolicyChoice>,
@@ -64,7 +65,7 @@ pub struct VmBody {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ipv6 {
-    /// It has none.
+    /// The guest gets no IPv6.
     Off,
     /// It has, translated to the uplink's address.
     Nat,
@@ -99,7 +100,7 @@ impl From<Ipv6Mode> for Ipv6 {
 /// IPv6 of a guest at present.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct GuestIpv6 {
-    /// Prefix of its addresses.
+    /// Prefix of its addresses: a /64, or its single address, a /128.
     pub prefix: String,
     /// Address of the gateway and resolver.
     pub gateway: Ipv6Addr,
@@ -122,7 +123,7 @@ impl From<GuestIpv6Status> for GuestIpv6 {
     }
 }
 
-/// A VM's TAP.
+/// How a request names the TAP of a VM.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TapChoice {
@@ -136,7 +137,7 @@ pub enum TapChoice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PassedTap {
-    /// Always true.
+    /// Always true: the field marks the form that passes a descriptor.
     pub descriptor: bool,
 }
 
@@ -210,7 +211,7 @@ impl PolicyChoice {
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmPatch {
-    /// Another TAP.
+    /// Name of another TAP for the VM.
     pub tap: Option<String>,
     /// Another MAC address of the guest.
     pub mac: Option<String>,
@@ -297,19 +298,19 @@ pub struct Vm {
     /// Silence after which it is idle, seconds, if it says one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_after: Option<u32>,
-    /// Its labels.
+    /// Labels of the VM: free text by key.
     pub labels: BTreeMap<String, String>,
     /// Whether it is served for as long as the command that brought it runs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
 }
 
-/// The daemon's health.
+/// Answer of the health check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct Health {
-    /// Version of slipgate.
+    /// Version of the slipgate that runs.
     pub version: &'static str,
-    /// Number of VMs.
+    /// Number of VMs that the daemon serves.
     pub vms: usize,
     /// Number of VMs whose TAP is up.
     pub served: usize,
@@ -327,7 +328,7 @@ pub struct Health {
 /// Number of flows that were ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct Cut {
-    /// Number of flows.
+    /// Number of flows that the request ended.
     pub flows: u64,
 }
 
@@ -357,7 +358,7 @@ pub struct Policy {
 /// A policy is in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct PolicyPut {
-    /// Its generation.
+    /// Number of times that a policy of this name was put since the daemon started.
     pub generation: u64,
     /// Number of flows that were cut.
     pub cut: u64,
@@ -365,7 +366,7 @@ pub struct PolicyPut {
     pub kept: u64,
 }
 
-/// Parameters of `why`.
+/// Query parameters of the request `why`: a VM and a destination.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WhyQuery {
@@ -390,7 +391,7 @@ pub struct Why {
     /// Reason of a refusal, as in `refused` of the counters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
-    /// What would happen to the flow.
+    /// Fate of the flow, in words: admitted, relayed or refused.
     pub outcome: String,
     /// How the decision comes about, in sentences.
     pub explanation: String,

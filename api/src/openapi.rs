@@ -4,14 +4,14 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     events::Kinds,
-    machines::{Machine, Snapshot, SnapshotBody},
+    machines::{BalloonBody, Machine, Snapshot, SnapshotBody},
     model::{CaptureBody, Cut, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why},
     problem::{MEDIA_TYPE, Problem},
     response::{OPENMETRICS, PCAPNG},
     routes::{Action, ROUTES, Route},
 };
 
-/// Returns the document.
+/// Generates the OpenAPI document from the table of routes.
 pub fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.definitions_path = "/components/schemas".into();
@@ -51,6 +51,7 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Value {
         Action::PutVm => Some(generator.subschema_for::<VmBody>()),
         Action::PatchVm => Some(generator.subschema_for::<VmPatch>()),
         Action::SnapshotMachine => Some(generator.subschema_for::<SnapshotBody>()),
+        Action::BalloonMachine => Some(generator.subschema_for::<BalloonBody>()),
         _ => None,
     };
     if route.action == Action::PutPolicy {
@@ -123,11 +124,11 @@ fn parameters(route: &Route) -> Vec<Value> {
             ));
         }
         Action::RemovePolicy => {
-            let about = "ETags of what is to be removed; *: it must exist";
+            let about = "ETags of the object to remove; *: it must exist";
             all.push(one("If-Match", "header", false, &text, about));
         }
         Action::PutPolicy | Action::PutVm | Action::PatchVm => {
-            let about = "ETags of what is to be replaced; *: it must exist";
+            let about = "ETags of the object to replace; *: it must exist";
             all.push(one("If-Match", "header", false, &text, about));
             let about = "*: it must not exist yet";
             all.push(one(
@@ -138,9 +139,9 @@ fn parameters(route: &Route) -> Vec<Value> {
                 about,
             ));
         }
-        Action::Flows => all.push(query("vm", false, &text, "Only this VM's")),
+        Action::Flows => all.push(query("vm", false, &text, "Show only this VM's")),
         Action::Events => {
-            all.push(query("vm", false, &text, "Only this VM's"));
+            all.push(query("vm", false, &text, "Show only this VM's"));
             let kinds = Kinds::names().join(", ");
             let about = format!(
                 "Only these kinds, separated by commas: all, or some of {kinds}; absent: all but \
@@ -180,6 +181,7 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
         | Action::Resume
         | Action::PauseMachine
         | Action::ResumeMachine
+        | Action::BalloonMachine
         | Action::KillMachine => {
             json!({ "204": { "description": "Done" } })
         }

@@ -19,7 +19,7 @@ pub struct Problem {
     pub status: u16,
     /// Name of the status.
     pub title: String,
-    /// What was given, why it can't be used, and what to give instead.
+    /// Names the value at fault, why it cannot be used, and a value that can.
     pub detail: String,
 }
 

@@ -35,6 +35,7 @@ pub(crate) enum Action {
     GetMachine,
     PauseMachine,
     ResumeMachine,
+    BalloonMachine,
     SnapshotMachine,
     KillMachine,
 }
@@ -77,7 +78,7 @@ const fn change(
     }
 }
 
-/// All routes.
+/// Every route of the API, in the order of the OpenAPI document.
 pub(crate) const ROUTES: &[Route] = &[
     read(
         "/v1/health",
@@ -101,7 +102,7 @@ pub(crate) const ROUTES: &[Route] = &[
         "PATCH",
         "/v1/vms/{name}",
         Action::PatchVm,
-        "Change what is given of a VM's definition",
+        "Change the given parts of a VM's definition",
     ),
     change(
         "DELETE",
@@ -125,13 +126,13 @@ pub(crate) const ROUTES: &[Route] = &[
         "POST",
         "/v1/vms/{name}/sleep",
         Action::Sleep,
-        "Hold what comes for a VM that is paused, until it is resumed",
+        "Hold packets for a VM that is paused, until it is resumed",
     ),
     change(
         "POST",
         "/v1/vms/{name}/resume",
         Action::Resume,
-        "Deliver what was held for a VM that slept; to be called when its guest runs again",
+        "Deliver the packets held for a VM that slept; to be called when its guest runs again",
     ),
     change(
         "POST",
@@ -148,7 +149,7 @@ pub(crate) const ROUTES: &[Route] = &[
     read(
         "/v1/vms/{name}/why",
         Action::Why,
-        "Which rule decides about a destination, and what would happen",
+        "The rule that decides about a destination, and the flow's fate",
     ),
     read("/v1/flows", Action::Flows, "The live flows"),
     change(
@@ -199,7 +200,13 @@ pub(crate) const ROUTES: &[Route] = &[
         "POST",
         "/v1/machines/{name}/resume",
         Action::ResumeMachine,
-        "Have a machine's guest go on; what a VM that sleeps was held gets by /v1/vms/{name}/resume",
+        "Resume a machine's guest; packets that were held for a sleeping VM are delivered by /v1/vms/{name}/resume",
+    ),
+    change(
+        "POST",
+        "/v1/machines/{name}/balloon",
+        Action::BalloonMachine,
+        "Ask a machine's guest for so much of its memory; answered before it has given it",
     ),
     change(
         "POST",
@@ -258,7 +265,7 @@ pub(crate) fn route<'p>(
     Err(match allowed.is_empty() {
         true => Problem::new(
             StatusCode::NOT_FOUND,
-            format!("there is no {path}: GET /v1/openapi.json lists what there is"),
+            format!("there is no {path}: GET /v1/openapi.json lists the paths"),
         ),
         false => Problem::new(
             StatusCode::METHOD_NOT_ALLOWED,

@@ -50,11 +50,11 @@ const NDJSON: &str = "application/x-ndjson";
 
 /// Settings of a server.
 pub struct Settings {
-    /// Listening socket.
+    /// Listening socket, on which clients connect.
     pub listener: UnixListener,
     /// Connection to the broker.
     pub channel: Channel,
-    /// Source of figures.
+    /// Source of the figures in answers: VMs, flows, counters.
     pub figures: Box<dyn Figures>,
     /// Whether clients may change anything.
     pub may_change: bool,

@@ -125,7 +125,7 @@ fn status(name: &str) -> VmStatus {
     }
 }
 
-/// What the file behind a descriptor contains.
+/// Reads the file behind a descriptor, from its start.
 fn content(fd: &OwnedFd) -> String {
     let mut text = [0; 8];
     let length = nix::unistd::read(fd, &mut text).unwrap();
@@ -247,6 +247,9 @@ fn machines_are_listed_and_given_orders() {
         ("a", "pause", None, 204),
         ("a", "resume", None, 409),
         ("a", "kill", None, 204),
+        ("a", "balloon", Some(&json!({ "mib": 64 })), 204),
+        ("a", "balloon", Some(&json!({ "mib": -1 })), 400),
+        ("a", "balloon", None, 400),
         ("b", "kill", None, 404),
         ("a", "snapshot", Some(&warm), 201),
         ("a", "snapshot", None, 400),
@@ -269,7 +272,7 @@ fn machines_are_listed_and_given_orders() {
     // Readers see, and give no orders.
     let reader = Rig::new(false);
     assert_eq!(reader.ask("GET", "/v1/machines", None).0, 200);
-    for verb in ["pause", "resume", "snapshot", "kill"] {
+    for verb in ["pause", "resume", "balloon", "snapshot", "kill"] {
         let path = format!("/v1/machines/a/{verb}");
         assert_eq!(reader.ask("POST", &path, Some(&warm)).0, 403, "{verb}");
     }

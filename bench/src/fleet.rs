@@ -36,7 +36,7 @@ const WORKERS: &str = "fleet-workers";
 /// Names of the parts.
 pub(crate) const PARTS: [&str; 4] = [ADD, RESTARTS, FLOOD, WORKERS];
 
-/// Number of VMs.
+/// Number of VMs in a full run.
 const VMS: usize = 1_000;
 /// Number of VMs in a quick run.
 const FEW_VMS: usize = 100;
@@ -108,7 +108,7 @@ const CONTENDERS: [&[&str]; 4] = [
 trait Fleet {
     /// Adds a VM that reaches the world.
     fn add(&mut self, host: &NetNs, tap: &str) -> Result<()>;
-    /// Removes a VM.
+    /// Removes the VM of this TAP.
     fn remove(&mut self, host: &NetNs, tap: &str) -> Result<()>;
     /// Returns the cost of the serving processes while all VMs exist.
     fn cost(&self, host: &NetNs) -> Result<Sample>;

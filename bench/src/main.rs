@@ -28,6 +28,7 @@ mod injector;
 mod machine;
 mod microvm;
 mod plot;
+mod process_tree;
 mod program_cost;
 mod rates;
 mod recorded;

@@ -35,10 +35,13 @@ use crate::{
 };
 
 /// Contenders that need no root.
-pub(crate) const ROOTLESS: [&str; 4] = [
+pub(crate) const ROOTLESS: [&str; 7] = [
     "slipgate-run-userspace",
     "qemu-socket",
     "qemu-passt",
+    "qemu-passt-current",
+    "qemu-passt-vhost-user",
+    "qemu-gvproxy",
     "qemu-libslirp",
 ];
 /// Contender that the others are compared with: the usual network of a fast microVM.

@@ -241,7 +241,9 @@ fn colour(contender: &str) -> RGBColor {
         "nftables" | "qemu-tap" | "qemu-tap ×2" | "qemu" => RGBColor(0x3b, 0x6f, 0xa5),
         "forwarding" => RGBColor(0xa9, 0xc1, 0xd9),
         "einat" => RGBColor(0x7b, 0x5e, 0xa7),
-        name if name.starts_with("pasta") || name == "qemu-passt" => RGBColor(0x5f, 0x9e, 0x6e),
+        name if name.starts_with("pasta") || name.starts_with("qemu-passt") => {
+            RGBColor(0x5f, 0x9e, 0x6e)
+        }
         _ => RGBColor(0x9c, 0xc8, 0xa5),
     }
 }

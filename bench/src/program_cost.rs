@@ -306,7 +306,7 @@ fn hits_of(rig: &Rig, program: Program, frames: &[Vec<u8>], times: usize) -> Res
     Ok(measured)
 }
 
-/// The same, unchecked.
+/// As the checked measurement, but the runs' results are not compared.
 fn mean_hits(rig: &Rig, program: Program, frames: &[Vec<u8>], times: usize) -> Result<Vec<f64>> {
     let mean = || {
         mean_of(

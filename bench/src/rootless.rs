@@ -7,9 +7,9 @@
 //! sockets, which is what a relay without a guest's link costs, and with rinetd.
 
 mod contender;
+mod exec_processes;
 mod footprint;
 mod forward;
-mod process_tree;
 pub(crate) mod splice_loop;
 mod traffic;
 mod udp;
@@ -28,7 +28,7 @@ const REFERENCE: &str = "pasta";
 pub(crate) const PARTS: [&str; 4] = ["rootless", EXEC, FORWARD, VM];
 /// `slipgate exec` and its peers.
 pub(crate) const EXEC: &str = "rootless-exec";
-/// Their forwards.
+/// Group of the contenders that forward a port to the guest.
 pub(crate) const FORWARD: &str = "rootless-forward";
 /// Whole machines: measured with the others ([`crate::microvm`]).
 pub(crate) const VM: &str = "rootless-vm";
@@ -41,7 +41,7 @@ pub(crate) fn workloads() -> Vec<Box<dyn Workload>> {
     all
 }
 
-/// Workloads of forwards.
+/// Returns the workloads that pass a forwarded port.
 pub(crate) fn forward_workloads() -> Vec<Box<dyn Workload>> {
     forward::all()
 }

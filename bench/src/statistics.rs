@@ -8,7 +8,7 @@ pub(crate) struct Summary {
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
-    /// Number of values.
+    /// Number of measured values.
     pub(crate) count: usize,
 }
 

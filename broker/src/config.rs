@@ -33,7 +33,7 @@ pub use self::{
     },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,
-    routed::{check_routed_pool, prefix_in_pool},
+    routed::{check_routed_pool, check_routed_prefix, prefix_in_pool},
     settle::read_policy_file,
     vm::{VmConfig, VmFlags, check_device, check_label, check_tap, parse_mac},
 };
@@ -47,7 +47,7 @@ pub struct Config {
     pub uplink: Option<String>,
     /// The network that guests see.
     pub network: GuestNetwork,
-    /// VMs to serve.
+    /// VMs that the process serves.
     pub vms: Vec<VmConfig>,
     /// Whether VMs are added and removed by requests (`slipgate serve`), not by the command line.
     pub is_daemon: bool,
@@ -71,7 +71,7 @@ pub struct Config {
     pub eim_ports: Option<RangeInclusive<u16>>,
     /// Source address; `None`: the route's.
     pub nat_address: Option<Ipv4Addr>,
-    /// What happens where the host's own NAT and sockets may use the same tuples.
+    /// Treatment of the host's own NAT and sockets that may use the same tuples.
     pub host_nat: HostNat,
     /// Number of slots of the flow table, a multiple of a chunk.
     pub flow_table: u32,
@@ -93,6 +93,8 @@ pub struct Config {
     pub api: Vec<ApiSocket>,
     /// Directory in which clients of the API have snapshots made; `None`: none.
     pub snapshot_dir: Option<PathBuf>,
+    /// Most snapshots in it: beyond that none is made.
+    pub snapshots_max: usize,
     /// Silence after which a VM is idle that says nothing else, seconds; 0: it is not told.
     pub idle_after: u32,
     /// File to which the engine port's frames are written.
@@ -119,13 +121,13 @@ pub enum Mode {
     Userspace,
 }
 
-/// What happens at the start where the host's own NAT, or its sockets, may use ports of
+/// Treatment, at the start, of the host's own NAT or sockets that may use ports of
 /// [`Config::nat_ports`] with the guests' source address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostNat {
-    /// The start fails.
+    /// The start fails with an error that names them.
     Refuse,
-    /// It is logged.
+    /// The conflict is logged, and the ports are shared.
     Share,
 }
 

@@ -1,3 +1,4 @@
+use slipgate_ipc::client::VmDefinition;
 use slipgate_policy::document::CliOverrides;
 
 use super::*;
@@ -42,6 +43,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         api: Vec::new(),
         workers: 1,
         snapshot_dir: None,
+        snapshots_max: 64,
         idle_after: 0,
         pcap: None,
         xdp: Xdp::Auto,
@@ -70,4 +72,23 @@ fn whether_a_vm_may_get_ipv6_is_known_at_the_start() {
     config.is_daemon = true;
     assert!(config.may_have_ipv6(), "by its API");
     assert!(!config.wants_ipv6());
+}
+
+#[test]
+fn a_single_address_that_is_not_routed_any_more_is_no_prefix() {
+    let definition = |prefix: &str| VmDefinition {
+        ipv6_prefix: Some(prefix.to_owned()),
+        ..VmConfig::new("kept", "tap-kept", Ipv4Addr::new(10, 0, 2, 15)).definition()
+    };
+    let kept = |mode, prefix: &str| {
+        let mut config = config(&[], CliOverrides::default());
+        config.network.ipv6 = mode;
+        config.serve_kept(&[definition(prefix)]).unwrap();
+        config.vms[0].ipv6_prefix.map(|prefix| prefix.to_string())
+    };
+    let single = "2001:db8::17/128";
+    assert_eq!(kept(Ipv6Mode::Routed, single).as_deref(), Some(single));
+    assert_eq!(kept(Ipv6Mode::Nat, single), None);
+    let prefix = "2001:db8:17::/64";
+    assert_eq!(kept(Ipv6Mode::Nat, prefix).as_deref(), Some(prefix));
 }

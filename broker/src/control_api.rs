@@ -1,5 +1,5 @@
 //! Client requests of the control socket: their dispatch, and the delivery of the answers.
-mod thaws;
+pub(crate) mod thaws;
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use slipgate_ipc::{
     engine::{EngineInventory, EngineReply, EngineRequest, Subject, ToEngine},
 };
 
-use self::thaws::{Thaw, Thaws};
+use self::thaws::{FROZEN_AGAIN, Thaw, Thaws};
 use crate::{
-    kernel_state::{Attached, BudgetOrder},
+    kernel_state::{Attached, BudgetOrder, freeze},
     parts::Parts,
     process::{page_of, reply_of_all},
     vm::VmmProcess,
@@ -166,8 +166,7 @@ impl Pending {
         let maps = parts.attached.datapath.maps();
         // A thaw that was asked for before must not undo it.
         self.thaws.undo(row);
-        if !maps.is_frozen(row) {
-            maps.set_frozen(row, true);
+        if freeze(maps, row) {
             tracing::info!("{name} is frozen");
             let vm = name.to_owned();
             parts.attached.events.push(Event::VmFrozen { vm });
@@ -226,7 +225,7 @@ fn is_full(parts: &mut Parts, client: ClientId, waiting: usize) -> bool {
 fn thaw(attached: &mut Attached, thaw: Thaw) -> ClientAnswer {
     let row = match thaw {
         Thaw::Of(row) => row,
-        Thaw::Undone => return ClientAnswer::error("it was frozen again meanwhile"),
+        Thaw::Undone => return ClientAnswer::error(FROZEN_AGAIN),
     };
     let maps = attached.datapath.maps();
     if maps.is_frozen(row) {

@@ -42,7 +42,7 @@ impl HandedOver {
         match ask(socket, ClientRequest::HandOver { to }) {
             Ok(ClientAnswer::Done) => {}
             Ok(answer) => {
-                tracing::warn!("the daemon of before hands nothing over: {answer:?}");
+                tracing::warn!("the running daemon hands nothing over: {answer:?}");
                 return Ok(());
             }
             Err(e) if e.is_nobodys() => return Ok(()),
@@ -104,7 +104,7 @@ pub(crate) fn hand_over<'a>(
     while fds.peek().is_some() {
         let descriptors = fds.by_ref().take(MAX_FDS).collect();
         if !channel.try_send(client::HandedOver { descriptors })? {
-            anyhow::bail!("it takes no more of them");
+            anyhow::bail!("the successor takes no more descriptors");
         }
     }
     Ok(())
@@ -118,7 +118,7 @@ pub(crate) fn hand_over<'a>(
 pub(crate) fn end_predecessor(socket: &Path) -> anyhow::Result<()> {
     match ask(socket, ClientRequest::Stop { keep: true }) {
         Ok(ClientAnswer::Done) => Ok(()),
-        Ok(answer) => Err(anyhow::anyhow!("stopping the daemon of before: {answer:?}")),
+        Ok(answer) => Err(anyhow::anyhow!("stopping the running daemon: {answer:?}")),
         Err(e) if e.is_nobodys() => Ok(()),
         Err(e) => Err(e.into()),
     }

@@ -48,7 +48,7 @@ pub fn warnings(facts: &HostFacts) -> Vec<String> {
 /// kernel's own (RFC 2675), behind which the programs do not look: the host would get it, and reset
 /// the connection.
 pub fn big_tcp_problem(link: &Link) -> Option<String> {
-    /// What the field of the payload length can say, with the header (`GSO_LEGACY_MAX_SIZE`).
+    /// Largest packet whose length the IPv6 header can give (`GSO_LEGACY_MAX_SIZE`), bytes.
     const ORDINARY: u32 = 65_536;
     let size = link.gro_max_size.filter(|size| *size > ORDINARY)?;
     let name = &link.name;

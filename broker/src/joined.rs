@@ -54,10 +54,10 @@ struct Search {
     asking: Option<JoinHandle<anyhow::Result<UnixStream>>>,
 }
 
-/// What has happened to a VM.
+/// News about a VM that a daemon serves for this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum News {
-    /// Nothing.
+    /// Nothing has happened since.
     None,
     /// The daemon has ended.
     DaemonGone,
@@ -252,7 +252,7 @@ pub fn attach_to_daemon(
     let mut out = io::stdout().lock();
     writeln!(out, "slipgate: ready: {}, by the daemon", names.join(", "))
         .and_then(|()| out.flush())
-        .unwrap_or_else(|e| tracing::warn!("saying on stdout that guests are served: {e}"));
+        .unwrap_or_else(|e| tracing::warn!("writing `ready` to stdout: {e}"));
     while !asks_to_stop(&signals, &vms)? {
         for vm in &mut vms {
             if vm.turn()? {

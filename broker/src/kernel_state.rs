@@ -30,7 +30,7 @@ use std::{collections::BTreeSet, fs::File, net::TcpListener, os::unix::net::Unix
 use anyhow::anyhow;
 use slipgate_abi::IfIndex;
 use slipgate_control::{
-    Datapath, Users,
+    Datapath, HeldGuard, Users,
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
     owner::DaemonLock,
@@ -45,8 +45,11 @@ use slipgate_ipc::{
 };
 
 pub(crate) use self::{
-    budgets::{BudgetOrder, Budgets, today},
-    catalogue::{Catalogue, Name, TakenIn, numbered},
+    budgets::{
+        BudgetOrder, Budgets, LOOK_EVERY as BUDGETS_EVERY, freeze, has_frozen, is_cut, look_at,
+        today,
+    },
+    catalogue::{Catalogue, Name, TakenIn},
     domains::Domains,
     forwards::{
         ForwardChange, GivenBack, HeldForwards, forward_text, forward_texts, forwards_described,
@@ -55,7 +58,7 @@ pub(crate) use self::{
     ipv6::{Ipv6Wish, leads_to_ipv6},
     network_view::view as network_view,
     pacing::Pacing,
-    reserve::{Taken, reserve},
+    reserve::{ResourceTaken, reserve},
     routed_prefixes::NeighbourLinks,
     rules::Writer,
     served_vms::ServedVms,
@@ -110,6 +113,8 @@ pub(crate) struct Attached {
     pub(crate) former_taps: BTreeSet<IfIndex>,
     /// TAPs whose offloads changed, and whose guard has to be looked at.
     pub(crate) guards_due: BTreeSet<IfIndex>,
+    /// Spares TAPs' guards a wait.
+    pub(crate) held_guard: Option<HeldGuard>,
     /// Numbers of former policies of which something may still be in the guard's list.
     pub(crate) unremoved: BTreeSet<u32>,
     /// Resolvers of the host.
@@ -124,7 +129,7 @@ pub(crate) struct Attached {
     pub(crate) hook: Hook,
     /// Whether the programs are first at their hooks.
     pub(crate) hook_places: HookPlaces,
-    /// What a predecessor left and is not in use yet; nothing once VMs are served.
+    /// State of a predecessor that is not in use yet; empty once VMs are served.
     pub(crate) handed_over: HandedOver,
     /// Whether the log already reports that another process holds the lock.
     pub(crate) told_of_lock: bool,
@@ -280,6 +285,6 @@ impl Attached {
 /// Logs the parts of a failed start that could not be taken down.
 pub(crate) fn warn_of_rest(taken_down: anyhow::Result<bool>) {
     if let Err(e) = taken_down {
-        tracing::warn!("taking down what the start had made: {e:#}");
+        tracing::warn!("undoing a failed start: {e:#}");
     }
 }

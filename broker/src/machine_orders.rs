@@ -12,7 +12,7 @@
 //! answers them can name another place.
 use std::{
     collections::BTreeSet,
-    fs::File,
+    fs::{self, File},
     io,
     os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
@@ -46,7 +46,7 @@ const MAX_NAME: usize = 63;
 #[derive(Debug)]
 pub(crate) struct MachineOrders {
     /// Where snapshots are made; `None`: nowhere.
-    snapshots: Option<PathBuf>,
+    snapshots: Option<Snapshots>,
     /// By the machine's VM, and whether it is its end.
     under_way: BTreeSet<Key>,
     finished: mpsc::Receiver<Finished>,
@@ -54,6 +54,15 @@ pub(crate) struct MachineOrders {
 }
 
 type Key = (String, bool);
+
+/// Where clients have snapshots made.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshots {
+    /// The directory of `--snapshot-dir`.
+    pub(crate) directory: PathBuf,
+    /// Most that are in it.
+    pub(crate) most: usize,
+}
 
 /// Where threads say that they have finished.
 #[derive(Debug)]
@@ -70,11 +79,11 @@ struct Finished {
 }
 
 impl MachineOrders {
-    /// No order yet. `snapshots`: the directory of `--snapshot-dir`.
+    /// No order yet.
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(crate) fn new(snapshots: Option<PathBuf>) -> nix::Result<Self> {
+    pub(crate) fn new(snapshots: Option<Snapshots>) -> nix::Result<Self> {
         let (sender, finished) = mpsc::channel();
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self {
@@ -164,8 +173,9 @@ impl MachineOrders {
             PassedOrder::Pause => Prepared::Pause,
             PassedOrder::Resume => Prepared::Resume,
             PassedOrder::Kill => Prepared::Kill,
+            PassedOrder::Balloon { mib } => Prepared::Balloon { mib },
             PassedOrder::Snapshot { to, base } => {
-                let Some(directory) = &self.snapshots else {
+                let Some(snapshots) = &self.snapshots else {
                     return Err(Box::new(ClientAnswer::error(format!(
                         "{vm}: this daemon makes no snapshots: start `slipgate serve` with \
                          --snapshot-dir DIR, or use `slipgate snapshot`"
@@ -175,7 +185,7 @@ impl MachineOrders {
                     check_name(name).map_err(|why| Box::new(ClientAnswer::error(why)))?;
                 }
                 Prepared::Snapshot {
-                    directory: directory.clone(),
+                    snapshots: snapshots.clone(),
                     name: to,
                     base,
                 }
@@ -222,8 +232,11 @@ enum Prepared {
     Pause,
     Resume,
     Kill,
+    Balloon {
+        mib: u64,
+    },
     Snapshot {
-        directory: PathBuf,
+        snapshots: Snapshots,
         name: String,
         base: Option<String>,
     },
@@ -251,13 +264,14 @@ impl Prepared {
             Self::Pause => ask_machine(vm, socket, MachineOrder::Pause),
             Self::Resume => ask_machine(vm, socket, MachineOrder::Resume),
             Self::Kill => ask_machine(vm, socket, MachineOrder::Kill),
+            Self::Balloon { mib } => ask_machine(vm, socket, MachineOrder::Balloon { mib: *mib }),
             Self::Snapshot {
-                directory,
+                snapshots,
                 name,
                 base,
             } => {
-                let base = base.as_ref().map(|base| directory.join(base));
-                save(machine, socket, (directory, name), base).unwrap_or_else(|e| match e
+                let base = base.as_ref().map(|base| snapshots.directory.join(base));
+                save(machine, socket, (snapshots, name), base).unwrap_or_else(|e| match e
                     .downcast_ref::<FolderTaken>()
                 {
                     Some(taken) => ClientAnswer::taken(taken.to_string()),
@@ -273,7 +287,7 @@ impl Prepared {
 fn save(
     saved: &MachineStatus,
     socket: &Path,
-    (directory, name): (&Path, &str),
+    (Snapshots { directory, most }, name): (&Snapshots, &str),
     base: Option<PathBuf>,
 ) -> anyhow::Result<ClientAnswer> {
     // It may be another one since the start.
@@ -293,6 +307,7 @@ fn save(
     let bases = bases.transpose().map_err(refused)?;
     let path = directory.join(name);
     let folder = SnapshotFolder::make(&path)?;
+    has_place(directory, *most)?;
     let [state, memory, _] = SNAPSHOT_FILES;
     let files: [File; 2] = [folder.file(state)?, folder.file(memory)?];
     let [state, memory] = files.each_ref().map(|file| file.as_fd());
@@ -305,6 +320,8 @@ fn save(
         chain.describe(&mut machine)?;
     }
     folder.finish(&machine).context("finishing the snapshot")?;
+    // It is there, whatever the machine answers: it may have ended.
+    let _ = ask_machine(&saved.name, socket, MachineOrder::Finished);
     Ok(ClientAnswer::SnapshotSaved {
         snapshot: SavedSnapshot {
             name: name.to_owned(),
@@ -328,6 +345,28 @@ fn is_of(base: &MachineSpec, machine: &MachineStatus) -> anyhow::Result<()> {
             machine.cpus,
             machine.memory_mib,
             machine.mac.as_deref().unwrap_or("none that it says")
+        );
+    }
+    Ok(())
+}
+
+/// Checks that there are no more snapshots than may be, the one that is being made among them: of several
+/// at once more than necessary may be refused, and none is one too many.
+fn has_place(directory: &Path, most: usize) -> anyhow::Result<()> {
+    let entries =
+        fs::read_dir(directory).with_context(|| format!("looking into {}", directory.display()))?;
+    let is_directory = |entry: &io::Result<fs::DirEntry>| {
+        let kind = entry
+            .as_ref()
+            .map_err(|_| ())
+            .and_then(|it| it.file_type().map_err(|_| ()));
+        kind.is_ok_and(|kind| kind.is_dir())
+    };
+    if entries.filter(is_directory).nth(most).is_some() {
+        bail!(
+            "{} has {most} snapshots, as many as --snapshots-max of `slipgate serve` permits: remove \
+             some",
+            directory.display()
         );
     }
     Ok(())

@@ -19,7 +19,7 @@ struct Rig {
     orders: MachineOrders,
     clients: ControlServer,
     asked: Vec<PermittedRequest>,
-    /// What the daemon knows of the machine.
+    /// Description of the machine, as the daemon has it.
     known: MachineStatus,
 }
 
@@ -41,7 +41,11 @@ impl Rig {
         Self {
             machine: bind("7.sock"),
             clients: bind("clients.sock"),
-            orders: MachineOrders::new(Some(snapshots)).unwrap(),
+            orders: MachineOrders::new(Some(Snapshots {
+                directory: snapshots,
+                most: 2,
+            }))
+            .unwrap(),
             asked: Vec::new(),
             known: MachineStatus {
                 name: "a".into(),
@@ -81,6 +85,19 @@ impl Rig {
                 return asked.request;
             }
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits for the machine to be told that the snapshot is complete.
+    #[track_caller]
+    fn is_finished(&mut self, snapshot: &Path) {
+        let asked = self.answer(&ClientAnswer::Done);
+        let ClientRequest::Machine { order } = asked else {
+            panic!("{asked:?}");
+        };
+        assert!(matches!(order, MachineOrder::Finished), "{order:?}");
+        for file in SNAPSHOT_FILES {
+            assert!(snapshot.join(file).exists(), "{file}");
         }
     }
 
@@ -149,16 +166,14 @@ fn a_snapshot_is_made_in_the_directory_of_the_operator() {
         panic!("{asked:?}");
     };
     assert!(matches!(order, MachineOrder::Snapshot { .. }));
-    let (_, answer) = rig.done();
     let directory = rig.dir.path().join("snapshots/warm");
+    rig.is_finished(&directory);
+    let (_, answer) = rig.done();
     let saved = SavedSnapshot {
         name: "warm".into(),
         directory: directory.clone(),
     };
     assert_eq!(answer, ClientAnswer::SnapshotSaved { snapshot: saved });
-    for file in SNAPSHOT_FILES {
-        assert!(directory.join(file).exists(), "{file}");
-    }
     // Another one of that name is not.
     rig.begin(snapshot("warm")).unwrap();
     assert_eq!(refusal(rig.done().1).0, ErrorKind::Taken);
@@ -203,6 +218,31 @@ fn names_that_lead_elsewhere_and_missing_directories_are_refused() {
     rig.orders.snapshots = None;
     let (_, why) = refusal(rig.begin(snapshot("warm")).unwrap_err());
     assert!(why.contains("--snapshot-dir DIR"), "{why}");
+}
+
+#[test]
+fn there_are_no_more_snapshots_than_the_operator_permits() {
+    let mut rig = Rig::new();
+    let directory = rig.dir.path().join("snapshots");
+    for name in ["one", "two"] {
+        make_private(&directory.join(name)).unwrap();
+    }
+    // What is no directory is no snapshot.
+    std::fs::write(directory.join("note"), "").unwrap();
+    rig.begin(snapshot("three")).unwrap();
+    let (kind, why) = refusal(rig.done().1);
+    assert_eq!(kind, ErrorKind::Invalid);
+    assert!(
+        why.contains("2 snapshots, as many as --snapshots-max"),
+        "{why}"
+    );
+    assert!(!directory.join("three").exists(), "nothing is left of it");
+    // One that a killed command has left empty is taken, and is none more.
+    rig.begin(snapshot("two")).unwrap();
+    let machine = serde_json::json!({ "version": 1 });
+    rig.answer(&ClientAnswer::Saved { machine });
+    rig.is_finished(&directory.join("two"));
+    assert!(matches!(rig.done().1, ClientAnswer::SnapshotSaved { .. }));
 }
 
 #[test]
@@ -319,7 +359,10 @@ fn a_base_of_another_machine_and_a_disk_without_room_are_refused_before_the_orde
         panic!("{asked:?}");
     };
     assert!(matches!(order, MachineOrder::Differences { bases, .. } if bases.len() == 1));
+    let later_one = rig.dir.path().join("snapshots/later");
+    rig.is_finished(&later_one);
     assert!(matches!(rig.done().1, ClientAnswer::SnapshotSaved { .. }));
+    std::fs::remove_dir_all(later_one).unwrap();
     // What is no description of a machine leaves nothing.
     rig.begin(PassedOrder::Snapshot {
         to: "odd".into(),

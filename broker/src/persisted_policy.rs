@@ -43,12 +43,12 @@ struct PersistedPolicy {
 }
 
 impl PersistedPolicy {
-    /// Returns the command line's settings; `None` if another version wrote them in a form that
+    /// Returns the command line's policy flags; `None` if another version wrote them in a form that
     /// this one can't read.
-    fn said(&self) -> Option<PolicyFlags> {
+    fn command_line_flags(&self) -> Option<PolicyFlags> {
         let known = self.version == VERSION;
-        let said = || serde_json::from_value(self.command_line.clone()).ok();
-        known.then(said).flatten()
+        let flags = || serde_json::from_value(self.command_line.clone()).ok();
+        known.then(flags).flatten()
     }
 }
 
@@ -123,11 +123,11 @@ pub(crate) fn take_over(
         other => other.with_context(what)?,
     };
     let kept: PersistedPolicy = serde_json::from_slice(&bytes).with_context(what)?;
-    match kept.said() {
+    match kept.command_line_flags() {
         Some(said) if !said.agrees(&config.policy_flags()) => {
             tracing::warn!(
-                "{} was in force by `slipgate policy apply`; now the command line says something \
-                 else about policies, and that holds",
+                "{} was in force by `slipgate policy apply`; the command line has other \
+                 policy flags now, which replace it",
                 kept.file.display()
             );
             return Ok(None);

@@ -84,7 +84,7 @@ struct Change {
     client: Option<ClientId>,
     /// Message for the log once the change is done.
     what: String,
-    /// What it has done to the policies and the VMs.
+    /// Changes that were made to the policies and the VMs.
     done: Done,
     /// Whether the policy file or flags may be others, which are kept for a successor.
     is_applied: bool,

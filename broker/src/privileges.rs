@@ -6,7 +6,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Highest capability number tried; the kernel refuses unknown ones.
 const LAST_CAPABILITY: libc::c_ulong = 63;
-/// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
+/// Version of the capability structures (`_LINUX_CAPABILITY_VERSION_3`).
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 /// A step of confinement that failed. The process does not run then.

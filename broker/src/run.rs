@@ -90,7 +90,7 @@ fn attach_to(config: Config, inputs: Inputs) -> anyhow::Result<Attached> {
 /// A daemon that is to serve the VM of `slipgate run`.
 #[derive(Debug)]
 pub struct Daemon {
-    /// Its control socket.
+    /// Path of its control socket.
     pub socket: PathBuf,
     /// The VM as it is to be served; its TAP, and a name after it, come with the machine.
     pub vm: VmDefinition,
@@ -232,7 +232,7 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     match joined {
         Ok(joined) => {
             vm.resets.served_by(&daemon.socket, &named.name);
-            privileges::limit_broker(false).context("giving up what is not needed")?;
+            privileges::limit_broker(false).context("giving up privileges that are not needed")?;
             let machine = JoinedMachine::new(vm, joined);
             Ok(Running::Joined(Box::new(machine)))
         }
@@ -261,7 +261,7 @@ fn await_tap_end(tap: Option<IfIndex>) {
 enum Running {
     /// Processes of its own.
     Own(Box<Broker>),
-    /// The daemon.
+    /// A daemon serves the VM.
     Joined(Box<JoinedMachine>),
 }
 

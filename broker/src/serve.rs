@@ -47,6 +47,13 @@ const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// forwarding turned on for the TAPs, other resolvers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
+/// Returns the time-out of a poll that is not to return before this is over.
+pub(crate) fn timeout_of(wait: Duration) -> PollTimeout {
+    // Cut to milliseconds, the last one would be spent on polls that do not wait.
+    let ms = wait.as_nanos().div_ceil(1_000_000);
+    PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX)
+}
+
 /// Reason for which the loop ended in order.
 #[derive(Debug)]
 pub(crate) enum End {
@@ -88,7 +95,7 @@ pub(crate) struct Broker {
     metrics: Option<Metrics>,
     /// The processes that answer the API.
     apis: Vec<Api>,
-    /// What started this process and may watch it.
+    /// The service manager that started this process, if one did.
     service_manager: ServiceManager,
     /// Reader of the programs' messages, with `--bpf-log`.
     programs_log: Option<BpfLog>,
@@ -196,7 +203,7 @@ impl Broker {
             true => Duration::ZERO,
             false => due.saturating_duration_since(Instant::now()),
         };
-        let timeout = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+        let timeout = timeout_of(wait);
         let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![
             input(signals.as_fd()),
@@ -605,7 +612,7 @@ impl Broker {
         let event = Event::EngineServes { adopted };
         self.parts.attached.events.push(event);
         let flows = counted(adopted, "flow");
-        tracing::info!("there is an engine again, which took over {flows}");
+        tracing::info!("a new engine serves; it took over {flows}");
         self.policies.send_again(&mut self.parts, worker)
     }
 
@@ -673,17 +680,25 @@ struct Ready {
 /// Signals that end the loop, or (SIGHUP) have the flow log opened and the policy read again, by
 /// descriptor.
 pub(crate) fn signals(more: &[Signal]) -> nix::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]
-        .iter()
-        .chain(more)
-    {
-        set.add(*signal);
-    }
-    let mut blocked = set;
+    blocked_signals(more).thread_block()?;
+    let set = ending_signals(more);
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// What [`signals`] blocks: another program that this process becomes is to have them again.
+pub(crate) fn blocked_signals(more: &[Signal]) -> SigSet {
+    let mut blocked = ending_signals(more);
     blocked.add(Signal::SIGPIPE);
     // A terminal is put back from the background, too.
     blocked.add(Signal::SIGTTOU);
-    blocked.thread_block()?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+    blocked
 }
+
+fn ending_signals(more: &[Signal]) -> SigSet {
+    let ending = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+    ending.into_iter().chain(more.iter().copied()).collect()
+}
+
+#[cfg(test)]
+#[path = "serve_test.rs"]
+mod tests;

@@ -1,4 +1,4 @@
-//! What a service manager is told (sd_notify(3)), where one has set `NOTIFY_SOCKET`: that guests are
+//! Notifies a service manager (sd_notify(3)), where one has set `NOTIFY_SOCKET`: that guests are
 //! served, that the policy is read again, that the end has begun, what it is to keep for the next
 //! start, and, where it watches, that the loop turns.
 use std::{
@@ -35,7 +35,7 @@ pub(crate) struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// Reads the environment.
+    /// Reads the service manager's socket and interval from the environment.
     pub(crate) fn of_this_process() -> Self {
         // Two signs in its time, so that one may be late.
         let watchdog = sd_notify::watchdog_enabled().map(|within| within / 2);

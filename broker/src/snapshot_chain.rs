@@ -34,7 +34,7 @@ pub struct SnapshotChain {
     files: Vec<[File; 2]>,
     /// Its directory, and its id.
     own: SavedBase,
-    /// What it is of.
+    /// Machine that the snapshot was made of.
     machine: MachineSpec,
 }
 
@@ -44,9 +44,9 @@ pub enum ChainError {
     /// A part of it can't be read.
     #[error("{} can't be read ({source})", .path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// Others can have written it.
@@ -54,15 +54,15 @@ pub enum ChainError {
     Writable {
         /// The file or directory.
         path: PathBuf,
-        /// Why they can.
+        /// Owner or mode that lets others write.
         why: String,
     },
     /// The base of a snapshot can't be used.
     #[error("it holds the differences from the snapshot {}, which is to be in {}: {source}", .base.id, .base.path.display())]
     Base {
-        /// The base.
+        /// The base, as the snapshot names it.
         base: SavedBase,
-        /// Why not.
+        /// The fault of the base.
         source: Box<ChainError>,
     },
     /// There are too many below it.
@@ -89,7 +89,7 @@ impl ChainError {
                 "make one that is whole, without a base, and others that differ from that"
             }
             (_, Self::Circle(_)) => "correct `base` in its machine.json",
-            (_, Self::NotText(_)) => "rename what of it is none",
+            (_, Self::NotText(_)) => "rename the part that is not UTF-8",
             (Self::Base { .. }, _) => {
                 "put the base there again, or correct `base` in machine.json if it is elsewhere"
             }
@@ -193,15 +193,15 @@ impl SnapshotChain {
     }
 }
 
-/// One snapshot.
+/// One snapshot of the chain, opened.
 struct Opened {
     files: [File; 2],
-    /// What names it.
+    /// Identity of the snapshot, as others name it for their base.
     own: SavedBase,
     saved: SavedMachine,
 }
 
-/// What tells the state file of a snapshot from other files.
+/// Returns the device and inode of a snapshot's state file, which no other file has.
 fn identity(dir: &Path, [state, _]: &[File; 2]) -> Result<(u64, u64), ChainError> {
     let data = state.metadata().map_err(|source| ChainError::Unreadable {
         path: dir.to_owned(),
@@ -210,7 +210,7 @@ fn identity(dir: &Path, [state, _]: &[File; 2]) -> Result<(u64, u64), ChainError
     Ok((data.dev(), data.ino()))
 }
 
-/// Opens one snapshot.
+/// Opens the files of one snapshot.
 fn open_one(dir: &Path) -> Result<Opened, ChainError> {
     let unreadable = |path: PathBuf| move |source| ChainError::Unreadable { path, source };
     let metadata = dir.metadata().map_err(unreadable(dir.to_owned()))?;

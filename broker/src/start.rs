@@ -211,6 +211,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         hook_places: HookPlaces::watch(),
         handed_over,
         guards_due: BTreeSet::new(),
+        held_guard: None,
         told_of_lock: false,
         pacing: Pacing::default(),
         budgets: Budgets::default(),

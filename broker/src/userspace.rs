@@ -14,18 +14,20 @@
 //! - The VM's machine is made before all else ([`machine`]); its network card has one end of a pair of
 //!   sockets, the engine the other.
 //!
-//! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, tells the
-//! engine of changes of the host's network, and hands signals to the guest. It ends with the command and
-//! its status; with a signal; with the VM; or when the one guest of a socket has gone. If the engine
+//! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, changes the
+//! policy and sees to budgets ([`policy`]), tells the engine of changes of the host's network, and hands
+//! signals to the guest. It ends with the command and its status; with a signal; with the VM; or when the one guest of a socket has gone. If the engine
 //! ends, its flows end with it: a command has no network any more, a socket is closed, and a VM stopped.
 mod clients;
 mod command;
 mod described;
 mod forwards;
+mod inside_sockets;
 mod link;
 mod machine;
 mod metrics;
 mod place;
+mod policy;
 mod socket;
 
 use std::{
@@ -49,20 +51,22 @@ use slipgate_abi::RuleIndex;
 use slipgate_control::{Users, netlink::NetworkWatch};
 use slipgate_ipc::{
     channel::{Received, memory_file},
+    client::ClientAnswer,
     engine::{
         FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec,
     },
 };
 use slipgate_model::GuestIpv6;
-use slipgate_policy::PolicySet;
+use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::place::memory_base;
 use self::{
-    clients::Clients,
+    clients::{Asked, Clients},
     command::Command,
     described::{ServedGuest, guest_ipv6, spec},
     forwards::Forwards,
     place::Place,
+    policy::PolicyChanges,
     socket::Socket,
 };
 pub use self::{
@@ -76,13 +80,14 @@ use crate::{
     output_files::{open_flow_log, open_pcap},
     process::{ChildProcess, Metrics, Outgoing},
     role::Role,
-    serve::signals,
+    serve::{signals, timeout_of},
     start::listen_for_metrics,
 };
 
 /// MTU of the guest's link, L3 bytes. Longer frames bring a TAP nothing: those of TCP and UDP pass joined.
 const DEFAULT_MTU: u32 = 1_500;
-/// Largest packet that a socket takes, whatever the links behind it, bytes.
+/// Largest packet that a socket takes, bytes. What a link behind it does not carry, the kernel cuts or
+/// refuses.
 const SOCKET_MTU: u32 = 65_535;
 /// Time limits for the engine to serve, and to stop.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);
@@ -105,7 +110,7 @@ pub struct SocketConfig {
     pub nat: Config,
     /// The flag that gave the path.
     pub flag: &'static str,
-    /// What a VMM speaks at the socket.
+    /// Protocol between the VMM and the engine.
     pub protocol: GuestProtocol,
     /// Where the socket is made.
     pub path: PathBuf,
@@ -113,7 +118,24 @@ pub struct SocketConfig {
     pub is_for_one: bool,
 }
 
-/// What the engine serves.
+/// The engine's end of the guest's link.
+#[derive(Debug)]
+struct GuestEnd {
+    link: OwnedFd,
+    /// To the process that makes sockets in the guest's network namespace, if that is one of this host.
+    namespace: Option<OwnedFd>,
+}
+
+impl From<OwnedFd> for GuestEnd {
+    fn from(link: OwnedFd) -> Self {
+        Self {
+            link,
+            namespace: None,
+        }
+    }
+}
+
+/// The guest that the engine serves: a command, a machine or a VMM at a socket.
 trait Guest {
     /// Have an event when the guest may have ended, or has something to do.
     fn poll_fds(&self) -> Vec<PollFd<'_>>;
@@ -147,7 +169,7 @@ pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
     let (nat, mtu) = (&prepared.nat, prepared.mtu);
     let link = (mtu, prepared.ipv6);
     let mut command = Command::start(nat, prepared.vm()?, link, &config.command)?;
-    let Some(device) = command.device()? else {
+    let Some((device, sockets)) = command.device()? else {
         // It has said why.
         return command.ended();
     };
@@ -155,7 +177,11 @@ pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
         takes_uso: device.takes_uso,
     };
     // The engine alone has the queue afterwards: it ends with the engine.
-    prepared.serve(&mut command, device.queue, how, log)?;
+    let link = GuestEnd {
+        link: device.queue,
+        namespace: sockets,
+    };
+    prepared.serve(&mut command, link, how, log)?;
     command.ended()
 }
 
@@ -172,11 +198,11 @@ pub fn attach_socket(config: SocketConfig, log: &str) -> anyhow::Result<()> {
         is_for_one: config.is_for_one,
     };
     let link = socket.link()?;
-    prepared.serve(&mut socket, link, how, log)?;
+    prepared.serve(&mut socket, link.into(), how, log)?;
     socket.ended()
 }
 
-/// What is checked and opened before there is a guest.
+/// Configuration and resources that are checked and opened before there is a guest.
 #[derive(Debug)]
 struct Prepared {
     nat: Config,
@@ -191,7 +217,8 @@ struct Prepared {
     metrics: Option<TcpListener>,
     /// Users that the processes run as.
     users: Users,
-    policies: PolicySet,
+    /// As they were read, and compiled.
+    policies: (LoadedPolicies, PolicySet),
     watch: NetworkWatch,
     uplink: Uplink,
     view: NetworkView,
@@ -230,7 +257,7 @@ impl Prepared {
                 true => Users::claim(),
                 false => Users::of_the_caller(),
             },
-            policies,
+            policies: (loaded, policies),
             watch,
             uplink,
             view,
@@ -254,7 +281,7 @@ impl Prepared {
     fn serve(
         self,
         guest: &mut impl Guest,
-        link: OwnedFd,
+        link: GuestEnd,
         how: UserspaceStart,
         log: &str,
     ) -> anyhow::Result<()> {
@@ -264,7 +291,7 @@ impl Prepared {
         let begun = place.listen().and_then(|control| {
             let start = Beginning {
                 prepared: &self,
-                link: link.as_fd(),
+                link: &link,
                 how,
                 vm: described.clone(),
                 log,
@@ -295,7 +322,9 @@ impl Prepared {
             users: self.users,
             nat: self.nat,
             metrics: None,
+            policy: PolicyChanges::default(),
         };
+        served.await_budgets();
         let ended = served.await_engine().and_then(|()| {
             drop(link);
             served.metrics = self
@@ -310,10 +339,10 @@ impl Prepared {
     }
 }
 
-/// What an engine starts with.
+/// Values that an engine starts with.
 struct Beginning<'b> {
     prepared: &'b Prepared,
-    link: BorrowedFd<'b>,
+    link: &'b GuestEnd,
     how: UserspaceStart,
     vm: VmSpec,
     log: &'b str,
@@ -329,10 +358,11 @@ impl Beginning<'_> {
             view,
             ..
         } = self.prepared;
-        let compiled = memory_file(&place.policies.to_bytes())?;
+        let compiled = memory_file(&place.policies.set().to_bytes())?;
         let start = Start {
             maps: place.memory.maps.fds(),
-            port: self.link,
+            port: self.link.link.as_fd(),
+            namespace: self.link.namespace.as_ref().map(AsFd::as_fd),
             userspace: Some(self.how),
             flow_log: flow_log.as_ref().map(AsFd::as_fd),
             pcap: pcap.as_ref().map(AsFd::as_fd),
@@ -342,7 +372,7 @@ impl Beginning<'_> {
             flow_log_events: nat.flow_log_events.clone(),
             vms: vec![self.vm],
             policies: compiled.as_fd(),
-            forward_rules: RuleIndex::new(place.forwards.start),
+            forward_rules: RuleIndex::new(place.policies.forwards().start),
             forward_texts: forward_texts(nat).collect(),
             resolvers: HostResolvers::find().now().to_vec(),
             nat_ports: (*nat.nat_ports.start(), *nat.nat_ports.end()),
@@ -377,6 +407,7 @@ struct Served {
     nat: Config,
     /// The metrics process, with `--metrics`.
     metrics: Option<Metrics>,
+    policy: PolicyChanges,
 }
 
 impl Served {
@@ -413,11 +444,12 @@ impl Served {
             fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
             let wait = |due: Instant| due.saturating_duration_since(Instant::now());
             let due = self.metrics.as_ref().and_then(Metrics::due);
-            let due = self.watch.due().into_iter().chain(due).min();
+            let due = self.watch.due().into_iter().chain(due);
+            let due = due.chain(self.policy.budgets_due).min();
             let timeout = match (self.clients.has_waiting(), due.map(wait)) {
                 (true, _) => PollTimeout::ZERO,
                 (false, None) => PollTimeout::NONE,
-                (false, Some(wait)) => PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX),
+                (false, Some(wait)) => timeout_of(wait),
             };
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
@@ -428,14 +460,19 @@ impl Served {
                     && guest.signal(signal)
                 {
                     self.reopen_files()?;
+                    self.apply_policy(None, None)?;
                 }
             }
             self.follow_network()?;
-            for request in self.clients.requests(&self.place, guest) {
-                self.send(request)?;
+            for asked in self.clients.requests(&self.place, guest) {
+                match asked {
+                    Asked::Engine(request) => self.send(request)?,
+                    Asked::Apply(client, file) => self.apply_policy(Some(client), file)?,
+                }
             }
+            self.see_to_budgets()?;
             self.see_to_metrics()?;
-            if let Some(how) = self.hear_engine() {
+            if let Some(how) = self.hear_engine()? {
                 guest.lost_engine(how);
             }
         }
@@ -453,8 +490,11 @@ impl Served {
     }
 
     /// Returns how the engine ended, if it did.
-    fn hear_engine(&mut self) -> Option<String> {
-        let engine = self.engine.as_mut()?;
+    fn hear_engine(&mut self) -> anyhow::Result<Option<String>> {
+        let mut applied = None;
+        let Some(engine) = &mut self.engine else {
+            return Ok(None);
+        };
         let failed = loop {
             match engine.try_receive::<FromEngine>() {
                 Ok(Received::Nothing) => {
@@ -468,15 +508,27 @@ impl Served {
                     Some(metrics) if metrics.asking == Some((0, id)) => metrics.answer(reply),
                     _ => self.clients.replied(id, reply, &self.place),
                 },
+                Ok(Received::Message(FromEngine::Applied {
+                    id,
+                    cut,
+                    kept,
+                    left,
+                })) => applied = Some((id, ClientAnswer::Applied { cut, kept, left })),
                 Ok(Received::Message(_)) => {}
                 Ok(Received::End) => break Some(engine.how_it_ended()),
                 Err(e) => break Some(e.to_string()),
             }
         };
-        let how = failed.or_else(|| self.outgoing.failure())?;
-        self.engine = None;
-        self.clients.forget("the engine has ended");
-        Some(how)
+        let failed = failed.or_else(|| self.outgoing.failure());
+        if let Some((id, answer)) = applied {
+            self.applied(id, &answer)?;
+        }
+        if failed.is_some() {
+            self.engine = None;
+            self.clients.forget("the engine has ended");
+            self.give_up_changes();
+        }
+        Ok(failed)
     }
 
     /// Opens flow log and pcap file again: they may have been moved away.
@@ -490,7 +542,7 @@ impl Served {
         for file in opened.into_iter().flatten() {
             match file {
                 Ok(message) => self.send(message)?,
-                Err(e) => tracing::warn!("{e}: the one that is open is written to"),
+                Err(e) => tracing::warn!("{e}: records go on to the file that is open"),
             }
         }
         Ok(())

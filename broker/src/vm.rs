@@ -26,7 +26,7 @@ use slipgate_policy::document::ConfigError;
 
 use self::{
     cgroup::Cgroup, console::Console, disk::OpenDisk, orders::Orders, resets::Resets,
-    vmm_process::Handed,
+    vmm_process::VmmDescriptors,
 };
 pub(crate) use self::{
     console::Typed,
@@ -62,7 +62,7 @@ pub(crate) struct Vm {
     cgroup: Option<Cgroup>,
 }
 
-/// What has happened to the VM.
+/// Event of the VM.
 #[derive(Debug)]
 pub(crate) enum Heard {
     /// The guest ended by itself.
@@ -160,7 +160,7 @@ impl Vm {
             }
         };
         let listener = vsock.as_ref().map(ListeningSocket::copy).transpose();
-        let handed = Handed {
+        let handed = VmmDescriptors {
             kvm,
             snapshot,
             kernel,

@@ -41,7 +41,7 @@ use slipgate_policy::document::{check_inline, inline_name};
 use self::{definition::Put, ties::Ties};
 use crate::{
     kernel_errors::is_passing,
-    kernel_state::{Attached, ForwardChange, GivenBack, Taken},
+    kernel_state::{Attached, ForwardChange, GivenBack, ResourceTaken},
     parts::Parts,
     policy_apply::PolicyChanges,
 };
@@ -136,7 +136,7 @@ impl VmChanges {
             let at = parts.attached.index_of(&name);
             // It may be another one's by now.
             if at.is_some_and(|at| parts.attached.vms[at].config.tied) {
-                tracing::info!("who brought {name} has ended");
+                tracing::info!("the client that brought {name} has ended");
                 self.take_away(parts, None, &name)?;
             }
         }
@@ -350,7 +350,7 @@ impl VmChanges {
         self.waiting.insert(id, (Asked { worker, number }, step));
     }
 
-    /// Removes a VM.
+    /// Begins the removal of a VM.
     pub(crate) fn remove(
         &mut self,
         parts: &mut Parts,
@@ -541,7 +541,7 @@ fn send_forwards(
 fn refuse(parts: &mut Parts, client: ClientId, e: anyhow::Error) {
     let answer = match is_passing(&e) {
         true => ClientAnswer::busy(format!("{e:#}: try again")),
-        false if e.is::<Taken>() => ClientAnswer::taken(format!("{e:#}")),
+        false if e.is::<ResourceTaken>() => ClientAnswer::taken(format!("{e:#}")),
         false => ClientAnswer::error(format!("{e:#}")),
     };
     parts.control.answer(client, &answer);

@@ -122,13 +122,15 @@ pub(crate) enum ControlCommand {
     Freeze(VmArgs),
     /// Let a frozen VM's traffic pass again
     Thaw(VmArgs),
-    /// Hold what comes for a VM that is paused, until it is resumed
+    /// Hold packets for a VM that is paused, until it is resumed
     Sleep(VmArgs),
     /// Pause the guest of a `slipgate run`
     Pause(MachineArgs),
-    /// Have a paused guest of `slipgate run` go on, and deliver what was held for a VM that slept;
-    /// with another VMM, call it when its guest runs again
+    /// Have a paused guest of `slipgate run` go on, and deliver the packets that were held for a VM
+    /// that slept; with another VMM, call it when its guest runs again
     Resume(VmArgs),
+    /// Ask the guest of a `slipgate run --balloon` to give memory back, or to take it back
+    Balloon(BalloonArgs),
     /// Write a snapshot of a `slipgate run`, from which `slipgate run --restore` goes on
     Snapshot(SnapshotArgs),
     /// End a `slipgate run` at once
@@ -149,7 +151,7 @@ pub(crate) struct AttachArgs {
     pub(crate) tap: Vec<String>,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
-    /// What happens to flows and pins at an orderly stop
+    /// Fate of flows and pins at an orderly stop
     #[arg(long, value_enum, default_value_t = OnExit::Detach)]
     pub(crate) on_exit: OnExit,
     /// Start processes of its own beside those of `slipgate serve`, which else serves the VMs
@@ -193,7 +195,7 @@ pub(crate) struct NatArgs {
     pub(crate) prefix: u8,
     /// Whether guests have IPv6: translated to the uplink's address (nat; auto: once the uplink has an
     /// address and a route), or with their own addresses (routed:PREFIX, a prefix that the network
-    /// routes to this host, of which each VM gets a /64)
+    /// routes to this host, of which each VM gets a /64, or an address if it is longer than 64 bits)
     #[arg(long, value_name = "off|nat|auto|routed:P", default_value = "off")]
     pub(crate) ipv6: Ipv6,
     /// Prefix of the guests' IPv6 addresses, a /64 [default: fd73:6c69:7067::/64]
@@ -214,7 +216,7 @@ pub(crate) struct NatArgs {
     /// The policy in that file of VMs that name none [default: its top level]
     #[arg(long, value_name = "NAME", requires = "policy")]
     pub(crate) policy_name: Option<String>,
-    /// What happens to a flow that no rule matches [default: the policy file's, or allow]
+    /// Action for a flow that no rule matches [default: the policy file's, or allow]
     #[arg(long, value_enum)]
     pub(crate) default: Option<DefaultRule>,
     /// Allow flows to CIDR[:PORT[-PORT]][/tcp|udp|icmp], or to a name such as example.com or
@@ -357,26 +359,26 @@ impl QuotaArgs {
 pub(crate) enum Mode {
     /// Hybrid where possible; else `slipgate run` says why not and goes on in user mode
     Auto,
-    /// In the kernel
+    /// Translate in the kernel
     Hybrid,
-    /// In the engine, without privileges (`slipgate run`, `exec` and `attach --socket` only)
+    /// Translate in the engine, without privileges (`slipgate run`, `exec` and `attach --socket` only)
     Userspace,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DefaultRule {
-    /// Admitted, unless it is to protected space
+    /// Admit the flow, unless it is to protected space
     Allow,
-    /// Refused
+    /// Refuse the flow
     Deny,
 }
 
 /// Whether guests have IPv6.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ipv6 {
-    /// None
+    /// Give guests no IPv6
     Off,
-    /// Translated to the uplink's address
+    /// IPv6 translated to the uplink's address
     Nat,
     /// As nat, once the uplink has an IPv6 address and route
     Auto,
@@ -401,19 +403,19 @@ impl FromStr for Ipv6 {
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HostNat {
-    /// The start fails, and says what to set
+    /// Fail at the start, and say what to set
     Refuse,
-    /// It is logged
+    /// Log it, and share the ports
     Share,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Xdp {
-    /// Where the device offers no TSO, which XDP would cost
+    /// Attach the program where the device offers no TSO, which XDP would cost
     Auto,
-    /// Always
+    /// Attach the program, or fail
     On,
-    /// Never
+    /// Do not attach the program
     Off,
 }
 
@@ -440,10 +442,10 @@ pub(crate) enum OnExit {
 
 #[derive(Args, Debug)]
 pub(crate) struct FlowsArgs {
-    /// Only this VM's
+    /// Show only flows of this VM
     #[arg(long, value_name = "NAME")]
     pub(crate) vm: Option<String>,
-    /// Only this protocol's
+    /// Show only flows of this protocol
     #[arg(long, value_name = "P", value_enum)]
     pub(crate) proto: Option<Proto>,
     /// Only those that a name let in: example.com, or *.example.com for any name below it
@@ -467,11 +469,11 @@ pub(crate) struct FlowsArgs {
 pub(crate) enum FlowOrder {
     /// Most bytes first, both ways together
     Bytes,
-    /// Most packets first
+    /// By packets, most first
     Packets,
-    /// Oldest first
+    /// By start, oldest first
     Age,
-    /// Longest silent first
+    /// By silence, longest first
     Idle,
     /// By VM, then guest's address and port
     Vm,
@@ -481,10 +483,10 @@ pub(crate) enum FlowOrder {
 
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
-    /// Only this VM's
+    /// Show only flows of this VM
     #[arg(long, value_name = "NAME")]
     pub(crate) vm: Option<String>,
-    /// In which order
+    /// Order of the flows
     #[arg(long, value_name = "BY", value_enum, default_value_t = TopOrder::Rate)]
     pub(crate) sort: TopOrder,
     /// One picture as text, after a second; also when stdout or stdin is no terminal
@@ -500,9 +502,9 @@ pub(crate) enum TopOrder {
     /// Most bytes per second first
     #[default]
     Rate,
-    /// Most bytes first
+    /// By bytes, most first
     Bytes,
-    /// Oldest first
+    /// By start, oldest first
     Age,
     /// By name, or address where none let it in
     Name,
@@ -513,7 +515,7 @@ pub(crate) struct StatsArgs {
     /// As one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Only this VM's
+    /// Show only this VM
     #[arg(long, value_name = "NAME")]
     pub(crate) vm: Option<String>,
     /// Again every second, until stopped
@@ -527,7 +529,7 @@ pub(crate) struct StatsArgs {
 #[derive(Args, Debug)]
 #[command(after_help = WHY_EXIT_STATUS)]
 pub(crate) struct WhyArgs {
-    /// The VM's name
+    /// Name of the VM
     pub(crate) vm: String,
     /// Where it would connect to, HOST:PORT; for icmp the host alone. A name is judged as the VM
     /// would come there: by asking for it first
@@ -552,11 +554,11 @@ Exit status:
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Proto {
-    /// A connection
+    /// A TCP connection
     Tcp,
-    /// A datagram
+    /// A UDP datagram
     Udp,
-    /// A ping
+    /// An ICMP echo (ping)
     Icmp,
 }
 
@@ -598,7 +600,7 @@ pub(crate) struct CutArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct VmArgs {
-    /// The VM's name
+    /// Name of the VM
     pub(crate) vm: String,
     /// Directory in bpffs that `attach` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
@@ -617,6 +619,17 @@ pub(crate) struct MachineArgs {
     /// The VM's name, or the process id of its `slipgate run` (see `slipgate ps`)
     #[arg(value_name = "NAME|PID")]
     pub(crate) machine: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BalloonArgs {
+    /// The VM's name, or the process id of its `slipgate run` (see `slipgate ps`)
+    #[arg(value_name = "NAME|PID")]
+    pub(crate) machine: String,
+    /// Memory that the guest is to give back in all, MiB, or with a unit, like 2G; 0: it takes back
+    /// what it has given
+    #[arg(value_name = "MIB", value_parser = run::mebibytes)]
+    pub(crate) size: u64,
 }
 
 #[derive(Args, Debug)]

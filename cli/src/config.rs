@@ -5,9 +5,8 @@ mod file;
 pub(crate) mod joined;
 mod machine;
 mod network;
-mod overrides;
+mod policy_flags;
 mod rate;
-mod rules;
 mod userspace;
 mod vm;
 
@@ -23,7 +22,7 @@ use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, par
 pub(crate) use self::{
     file::matches,
     machine::run,
-    rules::rule_flags,
+    policy_flags::rule_flags,
     userspace::{attach_socket, exec, inside},
 };
 use crate::args::{self, AttachArgs, NatArgs, ServeArgs};
@@ -59,6 +58,7 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
         metrics_labels: args.metrics_label.clone(),
         idle_after: args.idle_after,
         snapshot_dir: snapshot_dir(args)?,
+        snapshots_max: within("--snapshots-max", args.snapshots_max, 1, MOST_SNAPSHOTS)? as usize,
         takes_over: args.take_over,
         ..config
     })
@@ -84,6 +84,9 @@ fn check_workers(args: &ServeArgs) -> Result<(), ConfigError> {
     }
     Ok(())
 }
+
+/// Most that `--snapshots-max` permits.
+const MOST_SNAPSHOTS: u32 = 100_000;
 
 /// Checks the directory of `--snapshot-dir`.
 fn snapshot_dir(args: &ServeArgs) -> Result<Option<PathBuf>, ConfigError> {
@@ -194,7 +197,7 @@ fn settled(
         is_daemon,
         workers: 1,
         takes_over: false,
-        flags: overrides::of(nat, order)?,
+        flags: policy_flags::overrides(nat, order)?,
         named_policies: Default::default(),
         // By `settle`.
         base_file: None,
@@ -221,6 +224,7 @@ fn settled(
         metrics_labels: Vec::new(),
         api: Vec::new(),
         snapshot_dir: None,
+        snapshots_max: 0,
         idle_after: 0,
         flow_log_events: nat.flow_log_events.iter().map(event).collect(),
         pcap: nat.pcap.clone(),

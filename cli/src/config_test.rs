@@ -397,9 +397,18 @@ fn ipv6_prefixes_that_are_routed_are_shared_out() {
         ],
     );
     refused("--tap t --ipv6 routed", &["--ipv6", "routed:PREFIX"]);
+    let singles = prefixes("--tap t --tap u --ipv6 routed:2001:db8::8/126");
+    assert_ne!(singles[0], singles[1]);
+    for address in singles {
+        assert!(["2001:db8::9/128", "2001:db8::a/128", "2001:db8::b/128"].contains(&&*address));
+    }
     refused(
-        "--tap t --ipv6 routed:2001:db8::/80",
-        &["--ipv6", "32 to 64 bits"],
+        "--tap t --tap u --ipv6 routed:2001:db8::9/128",
+        &["routed:2001:db8::9/128", "address", "none is left for u"],
+    );
+    refused(
+        "--tap t --ipv6 routed:2001:db8::/31",
+        &["--ipv6", "32 bits or more"],
     );
     refused("--tap t --ipv6 routed:fe80::/64", &["--ipv6", "2000::/3"]);
     refused(

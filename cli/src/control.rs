@@ -1,12 +1,11 @@
 //! Commands that change a running slipgate: `policy apply`, `cut`, `freeze`, `thaw`, `capture`,
 //! `stop`. Each sends a request, as root, to the broker that serves the VM. Those about a machine of
-//! `slipgate run` (`pause`, `snapshot`, `kill`) go to the machine's own socket.
+//! `slipgate run` (`pause`, `balloon`, `snapshot`, `kill`) go to the machine's own socket.
 pub(crate) mod apply;
 mod capture;
 mod cut;
-mod freeze;
 mod machine;
-mod sleep;
+mod traffic;
 
 use nix::sys::{
     signal::{SigSet, Signal},
@@ -26,11 +25,12 @@ pub(crate) fn run(command: &ControlCommand) -> anyhow::Result<()> {
     match command {
         ControlCommand::Cut(args) => cut::run(args),
         ControlCommand::Generation(args) => cut::end_generation(args),
-        ControlCommand::Freeze(args) => freeze::freeze(args),
-        ControlCommand::Thaw(args) => freeze::thaw(args),
-        ControlCommand::Sleep(args) => sleep::sleep(args),
+        ControlCommand::Freeze(args) => traffic::freeze(args),
+        ControlCommand::Thaw(args) => traffic::thaw(args),
+        ControlCommand::Sleep(args) => traffic::sleep(args),
         ControlCommand::Pause(args) => machine::pause(args),
-        ControlCommand::Resume(args) => sleep::resume(args),
+        ControlCommand::Resume(args) => traffic::resume(args),
+        ControlCommand::Balloon(args) => machine::balloon(args),
         ControlCommand::Snapshot(args) => machine::snapshot(args),
         ControlCommand::Kill(args) => machine::kill(args),
         ControlCommand::Capture(args) => capture::run(args),

@@ -31,7 +31,7 @@ pub(crate) struct Found {
     socket: PathBuf,
 }
 
-/// What was found.
+/// Machines of `slipgate run` that were found on this host.
 #[derive(Debug, Default)]
 pub(crate) struct Machines {
     /// By name, then by process id.

@@ -1,10 +1,8 @@
 //! `slipgate policy`: policy files and flow logs, read by people. But for `apply`, nothing here
 //! needs a running slipgate or privileges.
-mod check;
-mod diff;
-mod explain;
 mod flow_log;
 mod learn;
+mod offline;
 mod put;
 
 use std::{path::Path, process::ExitCode};
@@ -23,9 +21,9 @@ pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<ExitCode> {
         PolicyCommand::Put(args) => put::run(args).map(|()| ExitCode::SUCCESS),
         PolicyCommand::Rm(args) => put::remove(args).map(|()| ExitCode::SUCCESS),
         PolicyCommand::Apply(args) => control::apply::run(args).map(|()| ExitCode::SUCCESS),
-        PolicyCommand::Check(args) => check::run(args),
-        PolicyCommand::Explain(args) => explain::run(args),
-        PolicyCommand::Diff(args) => diff::run(args),
+        PolicyCommand::Check(args) => offline::check(args),
+        PolicyCommand::Explain(args) => offline::explain(args),
+        PolicyCommand::Diff(args) => offline::diff(args),
         PolicyCommand::Learn(args) => learn::run(args),
         PolicyCommand::Schema => {
             print_once(&format!("{}\n", serde_json::to_string_pretty(&schema())?))?;

@@ -165,8 +165,8 @@ fn check_says_what_is_likely_meant_otherwise() {
     let folder = folder();
     let expected = "\
 egress.toml:3: warning: rule 2, `allow api.code.test:443/tcp` never decides: rule 1, `allow *.code.test:443/tcp` (egress.toml:3: code) matches all of it
-egress.toml:5: warning: rule 4, `allow pkg.test` is of the same name as rule 3, `deny pkg.test:80` (egress.toml:4): for what both speak of the first decides
-egress.toml:6: warning: rule 5, `inspect 0.0.0.0/0:22/tcp`: what is spoken at this port has no TLS or HTTP at its begin, so every connection would be refused
+egress.toml:5: warning: rule 4, `allow pkg.test` names the same as rule 3, `deny pkg.test:80` (egress.toml:4): where both match, the first decides
+egress.toml:6: warning: rule 5, `inspect 0.0.0.0/0:22/tcp`: the protocol of this port does not begin with TLS or HTTP, so every connection would be refused
 egress.toml:8: warning: rule 7, `deny 203.0.113.7:80` never decides: rule 6, `deny 203.0.113.0/24` (egress.toml:7) matches all of it
 egress.toml: warning: policy open: the default is allow and nothing is denied: the rules by name change nothing
 egress.toml: can be used: 8 rules, 2 named policies, 5 warnings
@@ -468,7 +468,7 @@ fn learn_prints_the_least_policy_and_check_takes_it() {
         (
             0,
             "\
-# The least policy for what was seen of a: 3 flows, 3 rules.
+# The least policy for the recorded flows of a: 3 flows, 3 rules.
 default = \"deny\"
 rules = [
   { allow = \"api.code.test:443/tcp\" }, # 1 flow
@@ -640,7 +640,7 @@ fn learn_lets_in_what_an_alias_leads_through() {
     let args = ["learn", "a", "--flow-log", "flows.jsonl"];
     let (status, out, err) = policy(folder.path(), &args);
     let expected = "\
-# The least policy for what was seen of a: 1 flows, 4 rules.
+# The least policy for the recorded flows of a: 1 flows, 4 rules.
 default = \"deny\"
 rules = [
   { allow = \"e7.edge.test:443/tcp\" }, # by alias
@@ -725,7 +725,7 @@ fn what_leads_to_the_hosts_loopback_is_explained_checked_compared_and_learnt() {
     };
     write("flows.jsonl", LED);
     let learnt = "\
-# The least policy for what was seen of a: 2 flows, 0 rules.
+# The least policy for the recorded flows of a: 2 flows, 0 rules.
 default = \"deny\"
 rules = [
 ]

@@ -37,7 +37,7 @@ pub(crate) mod step {
     pub(crate) const ANSWER_RIGHT: u8 = 3;
     /// The first byte is a number of seconds by which the clock advances.
     pub(crate) const PASS: u8 = 4;
-    /// Number of kinds.
+    /// Number of kinds of steps.
     pub(crate) const COUNT: u8 = 5;
 }
 
@@ -50,7 +50,7 @@ struct Rig {
     now_ns: u64,
 }
 
-/// Performs the steps.
+/// Performs the steps that the input describes.
 pub fn dns_proxy(input: &[u8]) {
     with_vm(spec(1, 1, 10), |vm| run(&vm, Tape::new(input)));
 }

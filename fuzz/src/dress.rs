@@ -19,7 +19,7 @@ pub(crate) mod bit {
     pub(crate) const L4_CHECKSUM: u8 = 8;
     /// No fragment and no options.
     pub(crate) const WHOLE: u8 = 16;
-    /// All of these.
+    /// Every field is corrected.
     pub(crate) const ALL: u8 = 31;
 }
 

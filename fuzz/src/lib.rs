@@ -3,6 +3,7 @@
 //!
 //! The programs in `targets/` pass libFuzzer's inputs to these functions. [`seeds`] are the initial
 //! inputs.
+mod balloon;
 mod dns;
 mod dns_proxy;
 mod dress;
@@ -28,6 +29,7 @@ mod virtio_net;
 mod vms;
 
 pub use {
+    balloon::balloon,
     dns::dns,
     dns_proxy::dns_proxy,
     engine::engine,

@@ -44,7 +44,7 @@ pub(crate) mod kind {
     pub(crate) const FROM_API: u8 = 9;
     /// A request of a client of the API: its first line, and a body.
     pub(crate) const HTTP: u8 = 10;
-    /// What a machine says on the socket that ties its VM to the daemon.
+    /// Notice of a machine on the socket that ties its VM to the daemon.
     pub(crate) const NOTICE: u8 = 11;
     pub(crate) const COUNT: u8 = 12;
 }

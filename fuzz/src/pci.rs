@@ -16,7 +16,7 @@ pub(crate) mod what {
     pub(crate) const CONFIG: u8 = 0;
     /// Device (1), register (2), number (1).
     pub(crate) const CONFIG_READ: u8 = 1;
-    /// Port (1), bytes.
+    /// Port access: port (1), bytes.
     pub(crate) const PORT: u8 = 2;
     /// Port (1), number (1).
     pub(crate) const PORT_READ: u8 = 3;
@@ -24,7 +24,7 @@ pub(crate) mod what {
     pub(crate) const BAR: u8 = 4;
     /// Function and BAR (1), offset (2), number (1).
     pub(crate) const BAR_READ: u8 = 5;
-    /// Address (8), bytes.
+    /// Memory access: address (8), bytes.
     pub(crate) const MEMORY: u8 = 6;
     /// Address (8), number (1).
     pub(crate) const MEMORY_READ: u8 = 7;
@@ -35,7 +35,7 @@ pub(crate) mod what {
     pub(super) const ALL: u8 = 10;
 }
 
-/// Performs the steps.
+/// Performs the steps that the input describes.
 pub fn pci(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut machine = Machine::new();

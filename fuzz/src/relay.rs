@@ -346,6 +346,6 @@ impl World {
         let counts = self.relay.counts(VM);
         assert_eq!((counts.dns_connections, counts.associations), (0, 0));
         assert_eq!((counts.loopback_streams, counts.loopback_exchanges), (0, 0));
-        assert_eq!(self.relay.next_deadline_ns(), None);
+        assert_eq!(self.relay.next_deadline_ns(false), None);
     }
 }

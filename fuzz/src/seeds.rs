@@ -1,4 +1,5 @@
 //! First inputs of each target: data that ordinary guests, servers and users send.
+mod balloon;
 mod engine;
 mod inspect;
 mod kernel;
@@ -49,6 +50,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("relay", relay()),
         ("messages", messages::messages()),
         ("virtio_net", virtio_net::virtio_net()),
+        ("balloon", balloon::balloon()),
         ("kernel", kernel::kernel()),
         ("pci", virtio::pci()),
         ("transport", virtio::transport()),
@@ -260,10 +262,25 @@ fn slaac() -> Seeds {
     let mac = [&[1, 1][..], &MAC].concat();
     let gateway = [0xfd, 0, 0, 1, 0, 2, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1];
     let solicitation = |target: &[u8; 16]| [&[135, 0, 0, 0, 0, 0, 0, 0], &target[..]].concat();
-    let dhcp = |message: &[u8]| {
-        let datagram = [&[2, 34, 2, 35, 0, 0, 0, 0], message].concat();
-        packet(knob::DHCP, GUEST_LOCAL, &datagram)
+    let datagram = |message: &[u8]| [&[2, 34, 2, 35, 0, 0, 0, 0], message].concat();
+    let dhcp = |message: &[u8]| packet(knob::DHCP, GUEST_LOCAL, &datagram(message));
+    // About a single address, with the server's identity where the kind of message needs it.
+    let about = |knobs: u8, kind: u8, options: &[u8]| {
+        let client = [0, 1, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 9];
+        let association = [0, 3, 0, 40, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 24];
+        let own = [0x20, 1, 0xd, 0xb8, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x17];
+        let head = [kind, 1, 2, 3];
+        let message = [&head, &client[..], options, &association, &own, &[0; 8]].concat();
+        let mut packet = packet(
+            knob::DHCP | knob::SINGLE | knobs,
+            GUEST_LOCAL,
+            &datagram(&message),
+        );
+        // To all servers.
+        packet[25..41].copy_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2]);
+        packet
     };
+    let server = [0, 2, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 1];
     let identified = [0, 1, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 9, 0, 6, 0, 2, 0, 23];
     vec![
         ("probe", packet(0, [0; 16], &solicitation(&gateway))),
@@ -293,6 +310,18 @@ fn slaac() -> Seeds {
             dhcp(&[&[11, 1, 2, 3][..], &identified].concat()),
         ),
         ("solicit", dhcp(&[&[1, 1, 2, 3][..], &identified].concat())),
+        ("solicit-address", about(0, 1, &[])),
+        ("rapid", about(0, 1, &[0, 14, 0, 0])),
+        ("withheld", about(knob::WITHHELD, 1, &[])),
+        ("request", about(0, 3, &server)),
+        ("confirm", about(0, 4, &[])),
+        ("renew", about(0, 5, &server)),
+        ("rebind", about(0, 6, &[])),
+        ("release", about(0, 8, &server)),
+        (
+            "prefix-too",
+            about(0, 5, &[&server[..], &[0, 25, 0, 12], &[1; 12]].concat()),
+        ),
     ]
 }
 

@@ -2,12 +2,15 @@
 //!
 //! Input: `knobs (1) | packet …`. Knobs: bit 0 takes DHCPv6, else neighbour discovery; bit 1 fixes
 //! the guest's MAC; bit 2 corrects lengths, hop limit, ports and checksum; bit 3 sets the guest's
-//! link-local source.
+//! link-local source; bit 4 gives the guest a single address, which it gets by DHCPv6; bit 5 makes that
+//! the host's, so that it can't be given.
+use std::net::Ipv6Addr;
+
 use slipgate_abi::DropReason;
 use slipgate_model::GuestIpv6;
 use userspace_nat::{
     datagram::Datagram,
-    dhcpv6,
+    dhcpv6::{self, AddressUse},
     ndp::{self, Reply, advertisement, wire},
     packet::checksum::Sum,
     vm::VmNet,
@@ -29,6 +32,8 @@ pub(crate) mod knob {
     pub(crate) const FIXED_MAC: u8 = 2;
     pub(crate) const CORRECT: u8 = 4;
     pub(crate) const OWN_SOURCE: u8 = 8;
+    pub(crate) const SINGLE: u8 = 16;
+    pub(crate) const WITHHELD: u8 = 32;
 }
 
 /// The guest's link-local address.
@@ -48,15 +53,19 @@ pub fn slaac(input: &[u8]) {
     if has(knob::CORRECT) {
         correct(&mut packet, protocol);
     }
+    let prefix = match has(knob::SINGLE) {
+        true => "2001:db8:7::17/128",
+        false => "fd00:1:2:3::/64",
+    };
     let net = GuestIpv6 {
-        prefix: "fd00:1:2:3::/64".parse().expect("a prefix"),
-        is_routed: false,
+        prefix: prefix.parse().expect("a prefix"),
+        is_routed: has(knob::SINGLE),
     };
     let mut spec = spec(1, 101, 10);
     spec.guest_mac = has(knob::FIXED_MAC).then_some(MAC);
     spec.ipv6 = Some(net);
     with_vm(spec, |vm| match has(knob::DHCP) {
-        true => ask_dhcp(&vm, &net, &packet),
+        true => ask_dhcp(&vm, &net, &packet, has(knob::WITHHELD)),
         false => discover(&vm, &net, &packet),
     });
 }
@@ -110,19 +119,48 @@ fn discover(vm: &VmNet, net: &GuestIpv6, packet: &[u8]) {
     // It is valid, and for the guest alone.
     let read = wire::parse(&reply).expect("a valid message");
     assert!(read.destination == wire::ALL_NODES || is_guests(read.destination));
-    assert!(!is_guests(read.source) || net.prefix.contains(&read.source));
+    let is_proxied = net.gateway_net().contains(&read.source);
+    assert!(!is_guests(read.source) || is_proxied);
 }
 
-fn ask_dhcp(vm: &VmNet, net: &GuestIpv6, packet: &[u8]) {
-    let Ok(Some(reply)) = dhcpv6::handle(vm, net, packet) else {
+fn ask_dhcp(vm: &VmNet, net: &GuestIpv6, packet: &[u8], is_withheld: bool) {
+    let Ok(Some(answer)) = dhcpv6::handle(vm, net, packet, is_withheld) else {
         return;
     };
-    let datagram = Datagram::parse(&reply).expect("a datagram");
+    let own = net.single_address().filter(|_| !is_withheld);
+    if let AddressUse::Granted(address) | AddressUse::Released(address) = answer.address {
+        assert_eq!(Some(address), own);
+    }
+    // It fits into a packet of any link.
+    assert!(answer.packet.len() <= 1_280);
+    let datagram = Datagram::parse(&answer.packet).expect("a datagram");
     assert_eq!((datagram.from.port(), datagram.to.port()), (547, 546));
-    assert_eq!(datagram.payload[0], 7, "a reply");
+    let kind = datagram.payload[0];
+    assert!(kind == 7 || kind == 2 && net.single_address().is_some());
     assert_eq!(
         datagram.payload[1..4],
         packet[HEADER_LEN + 9..HEADER_LEN + 12]
     );
-    assert!(datagram.payload.len() <= 4 + 4 + 130 + 14 + 20 + 8);
+    check_options(&datagram.payload[4..], own);
+}
+
+/// Checks that options are whole, and that no other address than the guest's is given.
+fn check_options(mut rest: &[u8], own: Option<Ipv6Addr>) {
+    const IA_NA: u16 = 3;
+    const IA_ADDRESS: u16 = 5;
+    while !rest.is_empty() {
+        let word = |at: usize| u16::from_be_bytes([rest[at], rest[at + 1]]);
+        let (code, len) = (word(0), usize::from(word(2)));
+        let data = &rest[4..4 + len];
+        match code {
+            IA_NA => check_options(&data[12..], own),
+            IA_ADDRESS => {
+                let address: [u8; 16] = data[..16].try_into().expect("an address");
+                let is_ended = data[16..24] == [0; 8];
+                assert!(is_ended || Some(Ipv6Addr::from(address)) == own);
+            }
+            _ => {}
+        }
+        rest = &rest[4 + len..];
+    }
 }

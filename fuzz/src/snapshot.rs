@@ -9,9 +9,9 @@ use slipgate_vmm::{
 
 use crate::tape::Tape;
 
-/// Kinds of input.
+/// Kinds of input, by the first byte.
 pub(crate) mod kind {
-    /// The file.
+    /// The state file of a snapshot.
     pub(crate) const FILE: u8 = 0;
     /// The state, to which a header with the right digest is added.
     pub(crate) const STATE: u8 = 1;

@@ -4,14 +4,16 @@
 //! of the guest, near what is expected; events of the host's socket; the time. The model has sequence
 //! numbers and states of its own, from the RFC's text, and no code of the machine's. Numbers of the
 //! guest and of the server's stream are compared at each step, and each header that comes out is read as
-//! a guest would.
+//! a guest would. The model knows timestamps (RFC 7323), if the SYN has them: which segments are too old,
+//! what is echoed, and that our time does not go back. Selective acknowledgements (RFC 2018) are any near
+//! what was sent: nothing beyond it or behind what is acknowledged is sent for them.
 mod model;
 
 use slipgate_abi::tcp::Flags;
 use userspace_nat::packet::Version;
 use userspace_nat::tcp::{
-    Connection, Due, GIVE_UP_AFTER, Header, MOST_RETRANSMISSION_NS, Received, Segment, State,
-    SynOptions, TIME_WAIT_NS,
+    Connection, Due, GIVE_UP_AFTER, Header, MOST_RETRANSMISSION_NS, Received, SackBlocks, Segment,
+    State, SynOptions, TIME_WAIT_NS, Timestamps,
 };
 
 use self::model::{Model, Reply, before};
@@ -35,12 +37,18 @@ pub fn tcp(input: &[u8]) {
     let options = SynOptions {
         mss: (knobs & 1 != 0).then(|| tape.u16()),
         window_scale: (knobs & 2 != 0).then(|| tape.u8() % 15),
+        sack_permitted: knobs & 4 != 0,
     };
+    let timestamps = (knobs & 8 != 0).then(|| Timestamps {
+        value: u32::from_be_bytes(tape.array()),
+        echo: 0,
+    });
     let syn = Segment {
         sequence: theirs,
         flags: Flags::SYN,
         window: tape.u16(),
         options,
+        timestamps,
         ..Segment::default()
     };
     let mut pair = Pair::new(&syn, ours);
@@ -123,12 +131,15 @@ impl Pair {
             5 if self.model.state == State::Connecting => {
                 let room = tape.u16().into();
                 let header = self.machine.connected(room, self.now_ns);
+                self.model.recent_ns = self.now_ns;
                 self.model.state = State::SynReceived;
                 self.model.sent = self.model.initial.wrapping_add(1);
                 self.model.announces(room);
                 assert_eq!(header.flags, Flags::SYN | Flags::ACK);
                 assert_eq!(header.sequence, self.model.initial);
                 assert_eq!(header.acknowledgement, self.model.next_from_guest);
+                assert_eq!(header.sack_permitted, self.model.sack_permitted);
+                self.read_times(&header);
                 assert_eq!(
                     header.window_scale.map(|it| it.is_some()),
                     Some(self.model.scales)
@@ -194,8 +205,10 @@ impl Pair {
             window,
             payload_len,
             options: SynOptions::default(),
+            timestamps: self.timestamps(tape),
+            sack: self.sack(tape),
         };
-        let expected = self.model.arrives(&segment);
+        let expected = self.model.arrives(&segment, self.now_ns);
         let received = self.machine.receive(&segment, self.now_ns);
         assert_eq!(received.host, expected.host, "{segment:?}");
         assert_eq!(received.acknowledged, expected.acknowledged, "{segment:?}");
@@ -211,6 +224,7 @@ impl Pair {
                 assert_eq!(header.sequence, at, "{segment:?}");
             }
             (Some(header), Reply::Syn) => {
+                self.read_times(&header);
                 assert_eq!(header.flags, Flags::SYN | Flags::ACK, "{segment:?}");
                 assert_eq!(header.sequence, self.model.initial);
             }
@@ -223,6 +237,34 @@ impl Pair {
             .checked_sub(received.acknowledged)
             .expect("the guest acknowledged what was sent");
         self.deliver(&segment, &received, tape);
+    }
+
+    /// Timestamps of a guest's segment: near its last ones, or none.
+    fn timestamps(&self, tape: &mut Tape<'_>) -> Option<Timestamps> {
+        let recent = self.model.recent?;
+        let value = match tape.u8() {
+            0..=191 => recent.wrapping_add(tape.u8().into()),
+            192..=223 => recent.wrapping_sub(tape.u8().into()),
+            224..=239 => u32::from_be_bytes(tape.array()),
+            240.. => return None,
+        };
+        let echo = self
+            .model
+            .our_time
+            .unwrap_or(0)
+            .wrapping_sub(tape.u8().into());
+        Some(Timestamps { value, echo })
+    }
+
+    /// Blocks that the guest says it has.
+    fn sack(&self, tape: &mut Tape<'_>) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        for _ in 0..tape.u8() % 8 {
+            let first = self.model.unacknowledged.wrapping_add(tape.u16().into());
+            let first = first.wrapping_sub(16);
+            blocks.push((first, first.wrapping_add(tape.u16().into())));
+        }
+        blocks
     }
 
     /// The socket takes some of what the guest sent.
@@ -262,6 +304,10 @@ impl Pair {
         };
         assert!(self.model.may_send(), "{:?}", self.model.state);
         assert!(sendable.most > 0);
+        assert_eq!(
+            sendable.options_len,
+            if self.model.recent.is_some() { 12 } else { 0 }
+        );
         let left = self.queued.checked_sub(sendable.offset);
         let left = left.expect("the place is within the queue");
         let bytes = left.min(sendable.most).min(u32::from(tape.u16()).max(1));
@@ -302,6 +348,7 @@ impl Pair {
         match due {
             Due::Nothing | Due::Resend => {}
             Due::Send(header) if self.model.state == State::SynReceived => {
+                self.read_times(&header);
                 assert_eq!(header.flags, Flags::SYN | Flags::ACK);
                 assert_eq!(header.sequence, self.model.initial);
             }
@@ -336,6 +383,8 @@ impl Pair {
             "{header:?}"
         );
         assert_eq!(header.window_scale, None);
+        assert!(header.sack.is_empty(), "nothing is kept here");
+        self.read_times(header);
         let shift = if self.model.scales { 8 } else { 0 };
         let edge = header
             .acknowledgement
@@ -349,6 +398,17 @@ impl Pair {
             );
         }
         self.model.read_edge = Some(edge);
+    }
+
+    /// Reads the timestamps of a header that acknowledges something.
+    fn read_times(&mut self, header: &Header) {
+        self.model.acknowledged = header.acknowledgement;
+        let echo = header.timestamps.map(|times| times.echo);
+        assert_eq!(echo, self.model.recent, "{header:?}");
+        if let (Some(times), Some(last)) = (header.timestamps, self.model.our_time) {
+            assert!(!before(times.value, last), "our time went back: {header:?}");
+        }
+        self.model.our_time = header.timestamps.map(|times| times.value);
     }
 
     fn compare(&self) {

@@ -49,7 +49,7 @@ pub(crate) mod what {
 /// Offset of the first notification address.
 const NOTIFY: u64 = 0x3000;
 
-/// Performs the steps.
+/// Performs the steps that the input describes.
 pub fn transport(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut machine = Machine::new();

@@ -136,7 +136,7 @@ fn csum() -> VirtioNetHdr {
     }
 }
 
-/// What the engine may rely on.
+/// Checks the properties of a frame that the engine relies on.
 fn check(frame: &[u8]) {
     let (header, frame) = frame.split_first_chunk::<VNET_LEN>().expect("a header");
     let vnet = VirtioNetHdr::decode(header);

@@ -66,7 +66,7 @@ const BUFFERS: u64 = 0x1_0000;
 const TABLE: u64 = 0xf000;
 const QUEUES: usize = 3;
 
-/// Performs the steps.
+/// Performs the steps that the input describes.
 pub fn virtio_net(input: &[u8]) {
     let mut tape = Tape::new(input);
     let features = u64::from_le_bytes(tape.array());

@@ -17,8 +17,13 @@
 //! wait TIME                          no traffic of its own; frames are still answered
 //! disk N write|check BYTES           predictable bytes to the start of disk N, and a flush; or they
 //!                                    are read and checked. Done first, in order
+//! disk N random BYTES COUNT [xM]     COUNT reads of 4 KiB at random places of such BYTES, M at once (up
+//!                                    to 32), and each checked
 //! vsock echo PORT N                  on a port of vsock, send back what comes, until N connections of
 //!                                    the host have ended. Done behind the disks, in order
+//! balloon report MIB                 fill so much memory, report it as free to the balloon, and use it
+//!                                    again; done behind vsock's work, in order
+//! balloon follow TIME                for this time, give the balloon what it asks for, and take it back
 //! selftest                           self-test of the driver against the device
 //! ```
 //!
@@ -59,8 +64,9 @@ const USAGES: &[&str] = &[
     "serve PORT [PORT…] TIME, as serve 7 5s",
     "reset",
     "wait TIME, as wait 60ms",
-    "disk N write|check BYTES",
+    "disk N write|check BYTES, or disk N random BYTES COUNT [xM]",
     "vsock echo PORT N",
+    "balloon report MIB|follow TIME, as balloon follow 5s",
     "selftest",
 ];
 
@@ -154,24 +160,27 @@ pub enum Workload {
         /// Duration of the service, milliseconds.
         ms: u32,
     },
-    /// Resets the machine.
+    /// Resets the machine, which ends the run or restarts it.
     Reset,
     /// Waits without traffic of its own.
     Wait {
         /// Duration of the wait, milliseconds.
         ms: u32,
     },
-    /// Writes or checks predictable bytes on a disk, before the network is used.
+    /// Writes predictable bytes to a disk or checks them, before the network is used.
     Disk {
         /// Number of the disk, in the order of the PCI bus.
         number: u32,
-        /// True to write and flush, false to read and check.
-        writes: bool,
-        /// Number of bytes, from the start of the disk: whole sectors.
+        /// What is done there.
+        work: DiskWork,
+        /// Number of bytes, from the start of the disk: whole sectors, or whole blocks of 4 KiB for
+        /// random reads.
         bytes: u64,
     },
     /// Streams between the guest and programs of the host, before the network is used.
     Vsock(VsockWork),
+    /// Gives memory to the balloon, before the network is used.
+    Balloon(BalloonWork),
     /// Runs the driver's self-test.
     SelfTest,
 }
@@ -203,6 +212,7 @@ impl Workload {
             Workload::Wait { .. } => "wait",
             Workload::Disk { .. } => "disk",
             Workload::Vsock(_) => "vsock",
+            Workload::Balloon(_) => "balloon",
             Workload::SelfTest => "selftest",
         }
     }
@@ -279,15 +289,46 @@ impl Direction {
     }
 }
 
-/// Work of `vsock`.
+/// Work of the workload `disk`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskWork {
+    /// Writes the bytes, and flushes.
+    Write,
+    /// Reads and checks the bytes.
+    Check,
+    /// Reads and checks 4 KiB at random places.
+    Random {
+        /// Number of reads.
+        count: u32,
+        /// Number of reads at a time.
+        at_once: u16,
+    },
+}
+
+/// Work of the workload `vsock`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VsockWork {
     /// Echoes what comes on a port, until so many connections have ended.
     Echo {
         /// Port of the guest.
         port: u32,
-        /// Number of connections.
+        /// Number of connections after which it ends.
         count: u32,
+    },
+}
+
+/// Work of `balloon`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BalloonWork {
+    /// Reports memory that was filled as free, and uses it again.
+    Report {
+        /// How much, MiB.
+        mib: u32,
+    },
+    /// Gives what the balloon asks for, and takes it back.
+    Follow {
+        /// For how long, ms.
+        ms: u32,
     },
 }
 

@@ -16,7 +16,9 @@ fn every_workload_is_read() {
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2; stream 10.1.0.2:9 5 mixed x64;\
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; wait 0; wait 60ms;\
-        wait 2s; serve 7 5s; serve 7 80 250ms; vsock echo 5 3; selftest;;";
+        wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024;\
+        disk 2 random 8192 9; disk 2 random 4096 7 x32; vsock echo 5 3; balloon report 16;\
+        balloon follow 2s; selftest;;";
     let target = || server("10.1.0.2", 9);
     let connections = |server, count, at_once, exchange| Workload::Connections {
         server,
@@ -37,6 +39,12 @@ fn every_workload_is_read() {
         frame_bytes,
         at_once,
     };
+    let disk = |number, work, bytes| Workload::Disk {
+        number,
+        work,
+        bytes,
+    };
+    let random = |count, at_once| DiskWork::Random { count, at_once };
     let read = parse(line).unwrap();
     assert_eq!(read.address, None);
     assert_eq!(
@@ -79,7 +87,13 @@ fn every_workload_is_read() {
                 ports: vec![7, 80],
                 ms: 250
             },
+            disk(0, DiskWork::Write, 512),
+            disk(1, DiskWork::Check, 1024),
+            disk(2, random(9, 1), 8192),
+            disk(2, random(7, 32), 4096),
             Workload::Vsock(VsockWork::Echo { port: 5, count: 3 }),
+            Workload::Balloon(BalloonWork::Report { mib: 16 }),
+            Workload::Balloon(BalloonWork::Follow { ms: 2000 }),
             Workload::SelfTest,
         ]
     );
@@ -136,6 +150,14 @@ fn what_is_wrong_is_named() {
         ("serve 5s", "`5s` is not a port; it is `serve PORT"),
         ("serve 7", "a time, as 60ms or 2s, is missing"),
         ("serve 7 20000 5s", "ports from 1 to 16383"),
+        ("disk 0 write 513", "513 bytes are no whole sectors of 512"),
+        (
+            "disk 0 random 512 9",
+            "512 bytes are no whole blocks of 4096",
+        ),
+        ("disk 0 random 4096 0", "`0` is not how many reads"),
+        ("disk 0 random 4096 9 x33", "x33 is not x1 to x32"),
+        ("disk 0 read", "`write`, `check` or `random` is due"),
         (
             "vsock send 5",
             "`echo` is due where `send` is; it is `vsock echo PORT N`",

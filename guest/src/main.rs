@@ -22,6 +22,7 @@ use slipgate_guest::{
     run::{STATUS_FAILED, STATUS_PASSED, Shared, run},
     selftest::{self, Bench},
     virtio::{
+        balloon::{BALLOON, Balloon},
         block::{DISK, DISK_TRANSITIONAL, Disk},
         net::{Card, Pair, Vectors, WANTED, local_mac},
         transport::{NETWORK_CARD, NETWORK_CARD_TRANSITIONAL, Transport},
@@ -108,7 +109,10 @@ extern "C" fn start(start_info: u64) -> ! {
             console::exit(STATUS_PASSED);
         }
     }
-    if !work_on_disks(&config, &command_line) || !work_on_vsock(&config, &command_line) {
+    let passed = work_on_disks(&config, &command_line)
+        && work_on_vsock(&config, &command_line)
+        && work_on_balloon(&config, &command_line);
+    if !passed {
         console::exit(STATUS_FAILED);
     }
     let vectors = Vectors {
@@ -151,9 +155,9 @@ fn work_on_disks(config: &bus::Config, command_line: &str) -> bool {
     let disks = pci::functions(config).filter(is_disk).map(bring_up);
     let disks: Result<Vec<_>, _> = disks.collect();
     let mut disks = disks.unwrap_or_else(|why| panic!("{why}"));
-    for (number, writes, bytes) in shared.disk_work() {
+    for (number, work, bytes) in shared.disk_work() {
         let disk = disks.get_mut(number as usize);
-        let (line, well) = workload::disk::work(disk, (number, writes, bytes));
+        let (line, well) = workload::disk::work(disk, &Machine::new(1), (number, work, bytes));
         console::print_line(&line.into_line());
         passed &= well;
     }
@@ -176,6 +180,28 @@ fn work_on_vsock(config: &bus::Config, command_line: &str) -> bool {
     let mut device = device.unwrap_or_else(|why| panic!("{why}"));
     for work in shared.vsock_work() {
         let (line, well) = workload::vsock::work(device.as_mut(), &Machine::new(1), work);
+        console::print_line(&line.into_line());
+        passed &= well;
+    }
+    passed
+}
+
+/// Does the `balloon` workloads. Returns whether all passed.
+fn work_on_balloon(config: &bus::Config, command_line: &str) -> bool {
+    let mut passed = true;
+    let shared = Shared::parse(command_line, 1);
+    if shared.balloon_work().next().is_none() {
+        return true;
+    }
+    let device = pci::functions(config).find(|function| pci::id(config, *function) == BALLOON);
+    let bring_up = |function| {
+        let transport = Transport::find(config, function, bus::Window::map)?;
+        Balloon::bring_up(transport)
+    };
+    let device = device.map(bring_up).transpose();
+    let mut device = device.unwrap_or_else(|why| panic!("{why}"));
+    for work in shared.balloon_work() {
+        let (line, well) = workload::balloon::work(device.as_mut(), &Machine::new(1), work);
         console::print_line(&line.into_line());
         passed &= well;
     }

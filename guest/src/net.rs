@@ -20,6 +20,7 @@
 pub mod inbox;
 pub mod lease;
 pub mod ports;
+mod run_clock;
 pub mod stack;
 pub mod steering;
 

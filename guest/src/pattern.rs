@@ -17,6 +17,11 @@ impl Pattern {
         Pattern { seed, position: 0 }
     }
 
+    /// Returns the stream of `seed`, at this byte.
+    pub fn at(seed: u64, position: u64) -> Self {
+        Pattern { seed, position }
+    }
+
     /// Returns the number of bytes written or checked so far.
     pub fn position(&self) -> u64 {
         self.position

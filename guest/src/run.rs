@@ -26,7 +26,9 @@ use core::{
 use spin::mutex::SpinMutex;
 
 use crate::{
-    command::{CommandError, CommandLine, Host, Server, VsockWork, Workload, parse},
+    command::{
+        BalloonWork, CommandError, CommandLine, DiskWork, Host, Server, VsockWork, Workload, parse,
+    },
     json::Object,
     net::{Lanes, Lease, Stack, Turn, lease},
     platform::{Nic, NicCounters, Platform},
@@ -79,15 +81,15 @@ impl Shared {
         }
     }
 
-    /// Returns the `disk` workloads: number of the disk, whether it is written, and bytes.
-    pub fn disk_work(&self) -> impl Iterator<Item = (u32, bool, u64)> {
+    /// Returns the `disk` workloads: number of the disk, what is done, and bytes.
+    pub fn disk_work(&self) -> impl Iterator<Item = (u32, DiskWork, u64)> {
         let workloads = self.command_line.iter().flat_map(|line| &line.workloads);
         workloads.filter_map(|workload| match *workload {
             Workload::Disk {
                 number,
-                writes,
+                work,
                 bytes,
-            } => Some((number, writes, bytes)),
+            } => Some((number, work, bytes)),
             _ => None,
         })
     }
@@ -97,6 +99,15 @@ impl Shared {
         let workloads = self.command_line.iter().flat_map(|line| &line.workloads);
         workloads.filter_map(|workload| match *workload {
             Workload::Vsock(work) => Some(work),
+            _ => None,
+        })
+    }
+
+    /// Returns the `balloon` workloads.
+    pub fn balloon_work(&self) -> impl Iterator<Item = BalloonWork> {
+        let workloads = self.command_line.iter().flat_map(|line| &line.workloads);
+        workloads.filter_map(|workload| match *workload {
+            Workload::Balloon(work) => Some(work),
             _ => None,
         })
     }
@@ -244,7 +255,10 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
     fn one(&mut self, workload: &Workload, lease: &Lease) -> bool {
         match workload {
             // Done before the network was up.
-            Workload::SelfTest | Workload::Disk { .. } | Workload::Vsock(_) => true,
+            Workload::SelfTest
+            | Workload::Disk { .. }
+            | Workload::Vsock(_)
+            | Workload::Balloon(_) => true,
             Workload::Reset => {
                 self.stack.platform.reset();
                 // The machine has no reset.

@@ -3,6 +3,7 @@
 //! A workload that can be shared runs on every CPU, each on its own stack. The CPUs draw their work
 //! from one counter ([`Plan::draw`]) and add their results to one [`Outcome`].
 
+pub mod balloon;
 pub mod connection;
 mod connections;
 pub mod disk;
@@ -101,6 +102,7 @@ impl Plan {
             | Workload::Wait { .. }
             | Workload::Disk { .. }
             | Workload::Vsock(_)
+            | Workload::Balloon(_)
             | Workload::SelfTest => return,
         };
         outcome.nic = difference(stack.device.nic.counters(), before);

@@ -21,12 +21,12 @@ pub enum ToApi<F = OwnedFd> {
     Answer {
         /// Number of the request.
         id: u64,
-        /// The answer.
+        /// The broker's answer to the request.
         answer: Box<ClientAnswer>,
         /// Non-blocking stream socket from which a capture is read.
         stream: Option<F>,
     },
-    /// Something has happened.
+    /// An event for the readers of `/v1/events`.
     Event(Event),
     /// Non-blocking stream socket to an engine, in the place of one before: the other end of
     /// [`ToEngine::Events`](crate::engine::ToEngine::Events).
@@ -55,73 +55,73 @@ pub struct ApiStart<F = OwnedFd> {
 pub struct FromApi<F = OwnedFd> {
     /// Number that the answer returns.
     pub id: u64,
-    /// The request.
+    /// The request that a client of the API made.
     pub request: ApiRequest<F>,
 }
 
 /// Requests that the API can make of the broker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ApiRequest<F = OwnedFd> {
-    /// [`ClientRequest::ListVms`].
+    /// As [`ClientRequest::ListVms`].
     ListVms,
-    /// [`ClientRequest::PutVm`].
+    /// As [`ClientRequest::PutVm`].
     PutVm {
-        /// The whole definition.
+        /// Definition of the VM in full.
         vm: Box<VmDefinition>,
-        /// What it may replace.
+        /// Condition: which earlier definition it may replace.
         replaces: Replaces,
         /// The VM's TAP, open, in place of its name.
         tap: Option<F>,
     },
-    /// [`ClientRequest::ListPolicies`].
+    /// As [`ClientRequest::ListPolicies`].
     ListPolicies,
-    /// [`ClientRequest::PutPolicy`].
+    /// As [`ClientRequest::PutPolicy`].
     PutPolicy {
         /// Name of the policy.
         name: String,
         /// Text of the policy.
         text: String,
-        /// What it may replace.
+        /// Condition: which earlier policy it may replace.
         replaces: Replaces,
     },
-    /// [`ClientRequest::RemovePolicy`].
+    /// As [`ClientRequest::RemovePolicy`].
     RemovePolicy {
         /// Name of the policy.
         name: String,
-        /// What it may be.
+        /// Condition: which policy may be removed.
         replaces: Replaces,
     },
-    /// [`ClientRequest::RemoveVm`].
+    /// As [`ClientRequest::RemoveVm`].
     RemoveVm {
         /// Name of the VM.
         name: String,
     },
-    /// [`ClientRequest::Freeze`].
+    /// As [`ClientRequest::Freeze`].
     Freeze {
         /// Name of the VM.
         vm: String,
     },
-    /// [`EngineRequest::Thaw`].
+    /// As [`EngineRequest::Thaw`].
     Thaw {
         /// Name of the VM.
         vm: String,
     },
-    /// [`EngineRequest::Sleep`].
+    /// As [`EngineRequest::Sleep`].
     Sleep {
         /// Name of the VM.
         vm: String,
     },
-    /// [`EngineRequest::Resume`].
+    /// As [`EngineRequest::Resume`].
     Resume {
         /// Name of the VM.
         vm: String,
     },
-    /// [`EngineRequest::Cut`].
+    /// As [`EngineRequest::Cut`].
     Cut {
         /// The flow to be cut, or the VM all of whose flows are.
         what: Target,
     },
-    /// [`EngineRequest::EndGeneration`].
+    /// As [`EngineRequest::EndGeneration`].
     EndGeneration {
         /// Name of the VM.
         vm: String,
@@ -135,23 +135,23 @@ pub enum ApiRequest<F = OwnedFd> {
         /// Time after which the capture ends, seconds.
         seconds: Option<u64>,
     },
-    /// [`ClientRequest::ListMachines`].
+    /// As [`ClientRequest::ListMachines`].
     ListMachines,
-    /// [`ClientRequest::OrderMachine`].
+    /// As [`ClientRequest::OrderMachine`].
     OrderMachine {
         /// Name of the machine's VM.
         vm: String,
-        /// The order.
+        /// The order for the machine.
         order: PassedOrder,
     },
-    /// [`EngineRequest::Why`].
+    /// As [`EngineRequest::Why`].
     Why {
         /// Name of the VM.
         vm: String,
         /// The flow in question.
         question: FlowQuestion,
     },
-    /// [`EngineRequest::Inventory`].
+    /// As [`EngineRequest::Inventory`].
     Inventory {
         /// Where the page begins.
         from: u64,
@@ -253,7 +253,7 @@ pub enum Event {
     BudgetSpent {
         /// Name of the VM.
         vm: String,
-        /// `tx` or `rx`.
+        /// Direction of the budget: `tx` (from the guest) or `rx`.
         direction: String,
         /// The budget, L3 bytes.
         bytes: u64,

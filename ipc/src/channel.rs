@@ -54,7 +54,7 @@ pub enum ChannelError {
     /// A system call failed.
     #[error("{what} on the channel between slipgate's processes")]
     Io {
-        /// Operation that failed.
+        /// The operation that failed, for the error's text.
         what: &'static str,
         /// Error that the kernel returned.
         #[source]

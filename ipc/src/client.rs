@@ -54,7 +54,7 @@ pub enum ClientRequest<F = OwnedFd> {
     Machines,
     /// An order to the machine of `slipgate run`, at the machine's own socket.
     Machine {
-        /// The order.
+        /// The order for the machine.
         order: MachineOrder<F>,
     },
     /// The machines of `slipgate run` whose VMs a daemon serves; answered by
@@ -65,7 +65,7 @@ pub enum ClientRequest<F = OwnedFd> {
     OrderMachine {
         /// Name of the machine's VM.
         vm: String,
-        /// The order.
+        /// The order for the machine.
         order: PassedOrder,
     },
     /// Names of the VMs served here; answered by [`ClientAnswer::UnknownVm`].
@@ -77,9 +77,9 @@ pub enum ClientRequest<F = OwnedFd> {
     /// Add a VM to a daemon, or give one of this name another definition; answered by
     /// [`ClientAnswer::Vm`] once it is in force.
     PutVm {
-        /// The whole definition.
+        /// Definition of the VM in full.
         vm: Box<VmDefinition>,
-        /// What it may replace.
+        /// Condition: which earlier definition it may replace.
         #[serde(default)]
         replaces: Replaces,
         /// The VM's TAP, open, in place of its name.
@@ -88,7 +88,7 @@ pub enum ClientRequest<F = OwnedFd> {
     /// Add a VM to a daemon, for as long as the client lives; answered by [`ClientAnswer::Vm`] once
     /// it is in force.
     ServeVm {
-        /// The whole definition.
+        /// Definition of the VM in full.
         vm: Box<VmDefinition>,
         /// Device by which its flows are to leave; `None`: the daemon's, whichever that is.
         uplink: Option<String>,
@@ -109,7 +109,7 @@ pub enum ClientRequest<F = OwnedFd> {
         name: String,
         /// Text of the policy: TOML, with the keys of `[policy.NAME]` in a policy file.
         text: String,
-        /// What it may replace.
+        /// Condition: which earlier policy it may replace.
         replaces: Replaces,
     },
     /// Take back a named policy that no VM uses; answered by [`ClientAnswer::Done`] once it is not in
@@ -117,7 +117,7 @@ pub enum ClientRequest<F = OwnedFd> {
     RemovePolicy {
         /// Name of the policy.
         name: String,
-        /// What it may be.
+        /// Condition: which policy may be removed.
         #[serde(default)]
         replaces: Replaces,
     },
@@ -185,22 +185,22 @@ pub enum ClientAnswer {
     },
     /// A machine of `slipgate run`.
     Machine {
-        /// What it is and does.
+        /// Specification and state of the machine.
         machine: Box<MachineStatus>,
     },
     /// A snapshot is written.
     Saved {
-        /// What the machine was made from, for the one that is to be restored.
+        /// Description of the machine, kept for the one that is restored.
         machine: serde_json::Value,
     },
     /// The machines whose VMs a daemon serves, by name.
     MachineList {
-        /// The machines.
+        /// The machines, sorted by name.
         machines: Vec<MachineStatus>,
     },
     /// A snapshot that a daemon was asked for is on its disk.
     SnapshotSaved {
-        /// The snapshot.
+        /// Name and directory of the snapshot.
         snapshot: SavedSnapshot,
     },
     /// No VM has that name, or the request named none.
@@ -217,7 +217,7 @@ pub enum ClientAnswer {
     },
     /// The policies that clients gave to a daemon, by name.
     PolicyList {
-        /// The policies.
+        /// The policies, sorted by name.
         policies: Vec<PolicyStatus>,
     },
     /// A named policy is in force.
@@ -233,12 +233,12 @@ pub enum ClientAnswer {
     },
     /// The network that guests see.
     GuestNetwork {
-        /// The network.
+        /// Addresses that DHCP gives guests.
         network: GuestNetwork,
     },
     /// The VMs of a daemon, by name.
     VmList {
-        /// The VMs.
+        /// The VMs, sorted by name.
         vms: Vec<VmStatus>,
         /// How much more there can be.
         #[serde(default)]
@@ -381,6 +381,10 @@ impl<F> ClientRequest<F> {
                 order: PassedOrder::Snapshot { .. },
                 ..
             } => SAVED_WITHIN,
+            // The snapshot is complete by then, and nothing depends on the answer.
+            Self::Machine {
+                order: MachineOrder::Finished,
+            } => ANSWER_WITHIN,
             request if request.needs() == Role::Reader => ANSWER_WITHIN,
             _ => CHANGE_WITHIN,
         }

@@ -87,7 +87,7 @@ pub enum ToEngine<F = OwnedFd> {
         id: u64,
         /// Subject of the request, as its [`EngineRequest::scope`] requires.
         about: Option<Subject>,
-        /// The client's request.
+        /// The request, with its target already resolved.
         request: EngineRequest<F>,
     },
     /// Liveness check; answered by [`FromEngine::Pong`] from the loop that serves guests.
@@ -109,7 +109,7 @@ pub enum FromEngine {
     },
     /// New elements of `NEXT_HOPS` need to be filled.
     NextHopsWanted,
-    /// Answer to [`ToEngine::Policies`].
+    /// Answer to [`ToEngine::Policies`]: the policies are in force.
     Applied {
         /// Number of the [`Policies`].
         id: u64,
@@ -120,7 +120,7 @@ pub enum FromEngine {
         /// Number of continuing flows that the policies would now refuse.
         left: u64,
     },
-    /// Answer to [`ToEngine::Request`].
+    /// Answer to [`ToEngine::Request`], by its number.
     Reply {
         /// Number of the request.
         id: u64,
@@ -132,7 +132,7 @@ pub enum FromEngine {
         /// Number of the message.
         id: u64,
     },
-    /// Answer to [`ToEngine::Ping`].
+    /// Answer to [`ToEngine::Ping`]: the engine's loop still turns.
     Pong {
         /// Number of the ping.
         id: u64,
@@ -144,7 +144,7 @@ pub enum FromEngine {
         /// VMs that are busy again.
         busy: Vec<VmId>,
     },
-    /// What became of VMs that sleep, by id.
+    /// VMs, by id, that fell asleep or woke up, or that a packet came for while they slept.
     Sleep(Vec<(VmId, SleepChange)>),
     /// Guests' questions that have no reply yet, for a successor; sent before
     /// [`FromEngine::Stopped`], in as many messages as needed.

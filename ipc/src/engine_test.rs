@@ -88,6 +88,7 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         owner_row: 1,
         epoch: 2,
         userspace: None,
+        namespace: None,
         flow_log_events: vec![FlowLogEvent::FlowEnd, FlowLogEvent::Dns],
         vms: Vec::new(),
         policies: Tag(first_lock + locks),

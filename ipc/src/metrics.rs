@@ -13,7 +13,7 @@ use crate::{
 pub enum ToMetrics<F = OwnedFd> {
     /// First message: maps, socket and settings.
     Start(MetricsStart<F>),
-    /// Answer to [`FromMetrics::Inventory`].
+    /// Answer to [`FromMetrics::Inventory`]: all engines' inventories in one.
     Inventory(EngineInventory),
 }
 

@@ -10,13 +10,13 @@ use nix::{
     sys::socket::{ControlMessageOwned, MsgFlags, RecvMsg},
 };
 
-/// What came with the bytes that were received.
+/// Descriptors that came with the bytes that were received.
 #[derive(Debug, Default)]
 pub enum Passed {
-    /// No descriptor.
+    /// The bytes came alone.
     #[default]
     Nothing,
-    /// One descriptor.
+    /// Exactly one descriptor, which the receiver owns from now on.
     One(OwnedFd),
     /// Several, which are closed; or one for which this process has no room.
     Refused,

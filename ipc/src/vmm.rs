@@ -25,7 +25,7 @@ pub enum ToVmm<F = OwnedFd> {
     Order {
         /// Returned with the answer.
         id: u64,
-        /// The order.
+        /// The order to carry out.
         order: VmmOrder<F>,
     },
     /// Nobody waits for the snapshot of this number any more: it is not finished, and the guest goes
@@ -46,20 +46,25 @@ pub enum ToVmm<F = OwnedFd> {
 /// Order to a machine that runs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum VmmOrder<F = OwnedFd> {
-    /// Pause the guest.
+    /// Pause the guest: its vCPUs stop between two instructions.
     Pause,
     /// Have it go on.
     Resume,
     /// Write a snapshot. A guest that runs is paused meanwhile.
     Snapshot(VmmSnapshot<F>),
+    /// Ask the guest for so much of its memory in all.
+    Balloon {
+        /// How much, MiB.
+        mib: u64,
+    },
 }
 
 /// Files of a snapshot.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VmmSnapshot<F = OwnedFd> {
-    /// The machine's state.
+    /// File for the machine's state.
     pub state: F,
-    /// Its memory.
+    /// File for the guest's memory.
     pub memory: F,
     /// The files of its base, then of that one's, and so on: to read them. Of a snapshot that is written,
     /// those that it is to differ from.
@@ -70,7 +75,7 @@ pub struct VmmSnapshot<F = OwnedFd> {
 /// Machine that the VMM creates.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VmmStart<F = OwnedFd> {
-    /// Descriptor of `/dev/kvm`.
+    /// Open descriptor of `/dev/kvm`.
     pub kvm: F,
     /// Input of the guest's serial console.
     pub input: F,
@@ -90,6 +95,9 @@ pub struct VmmStart<F = OwnedFd> {
     /// The guest's address on it.
     #[serde(default)]
     pub vsock_cid: u32,
+    /// Memory that the guest is asked to give back at the beginning, MiB; `None`: there is no balloon.
+    #[serde(default)]
+    pub balloon_mib: Option<u64>,
     /// Most that passes its network card.
     #[serde(default)]
     pub net_rates: NetRates,
@@ -105,6 +113,9 @@ pub struct VmmStart<F = OwnedFd> {
     pub cpus: u8,
     /// Memory of the guest, bytes.
     pub memory_bytes: u64,
+    /// Whether the memory is of huge pages.
+    #[serde(default)]
+    pub huge_pages: bool,
     /// The kernel's command line.
     pub cmdline: String,
     /// The guest's MAC address.
@@ -116,7 +127,7 @@ pub struct VmmStart<F = OwnedFd> {
     /// Most bytes of the guest's that are written to its console, if that is a file.
     #[serde(default)]
     pub console_bytes: u64,
-    /// The VMM's jail.
+    /// Confinement of the VMM: its user, root and limits.
     #[serde(default)]
     pub jail: VmmJail,
 }
@@ -146,10 +157,10 @@ pub struct VmmDisk<F = OwnedFd> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetRates {
-    /// From the guest.
+    /// Limits on frames from the guest.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub tx: RateLimit,
-    /// To the guest.
+    /// Limits on frames to the guest.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub rx: RateLimit,
 }
@@ -158,7 +169,7 @@ pub struct NetRates {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RateLimit {
-    /// Limit of bytes.
+    /// Bucket that limits bytes; `None` does not limit them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<TokenBucket>,
     /// Limit of operations: requests of a disk, packets of a network card.
@@ -229,7 +240,7 @@ pub enum FromVmm {
     Ended(Box<VmmEnd>),
 }
 
-/// What the making of a machine took.
+/// Duration of each step in making a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct VmmTimes {
     /// From the process's first instruction of its own until it was confined, µs.
@@ -280,7 +291,7 @@ maps_descriptors!(enum ToVmm {
     Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Cancel { id }, AfterReset { begins },
     Stop,
 });
-maps_descriptors!(enum VmmOrder { Pause, Resume, Snapshot(files: nested) });
+maps_descriptors!(enum VmmOrder { Pause, Resume, Snapshot(files: nested), Balloon { mib } });
 maps_descriptors!(
     struct VmmSnapshot {
         state: fd,
@@ -291,7 +302,7 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional,
-    vsock_cid, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
+    vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cmdline, mac, mtu, log, console_bytes, jail,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only, rate });
 carries_descriptors!(ToVmm);

@@ -83,9 +83,9 @@ impl FlowTuple {
 /// Key of a flow's entry in `FLOWS` or `FLOWS6`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum TupleKey {
-    /// In `FLOWS`.
+    /// Key in `FLOWS`, of an IPv4 flow.
     V4(Tuple),
-    /// In `FLOWS6`.
+    /// Key in `FLOWS6`, of an IPv6 flow.
     V6(Tuple6),
 }
 

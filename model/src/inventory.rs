@@ -102,7 +102,7 @@ pub struct RefusedSample {
     /// The rule as typed, where a rule refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Number of refusals.
+    /// Number of refusals since the engine started.
     pub count: u64,
     /// Time since the last refusal, ms.
     pub last_ms_ago: u64,
@@ -152,7 +152,7 @@ pub struct LiveRelayed {
     pub id: RelayedId,
     /// Name of the VM.
     pub vm: String,
-    /// IP protocol number.
+    /// IP protocol number, such as 6 (TCP).
     pub protocol: u8,
     /// Address and port of the guest.
     pub guest: SocketAddr,

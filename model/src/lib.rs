@@ -26,8 +26,9 @@ pub use self::{
         RelayedCounts,
     },
     network::{
-        FurtherRoutes, HostAddress, Link, NetworkView, RouteDomain, RouteEntry, RouteKind,
-        RouteSnapshot, RouteStep, SourceUse, StepAction, USERSPACE_GUEST, USERSPACE_PORT,
+        FurtherRoutes, HostAddress, Link, NAMESPACE_SOCKETS, NetworkView, RouteDomain, RouteEntry,
+        RouteKind, RouteSnapshot, RouteStep, SourceUse, StepAction, USERSPACE_GUEST,
+        USERSPACE_PORT,
     },
     vm::{GuestIpv6, Ipv6Mode, Labels, MacMismatch, VmSpec},
 };
@@ -53,16 +54,16 @@ pub struct OpenQuestion {
     pub guest_port: u16,
     /// Address that the guest asked.
     pub server: IpAddr,
-    /// The DNS message.
+    /// The DNS message as the guest sent it.
     pub message: Vec<u8>,
 }
 
-/// What became of a VM that sleeps.
+/// Change of a VM's sleep, as the engine reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum SleepChange {
-    /// What comes for it is held from now on.
+    /// From now on packets for it are held.
     Asleep,
-    /// What was held has been delivered.
+    /// The held packets have been delivered.
     Awake,
     /// Something came for it.
     Knock(Knock),
@@ -71,7 +72,7 @@ pub enum SleepChange {
 /// A packet that came for a VM that sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Knock {
-    /// IP protocol number.
+    /// IP protocol number, such as 6 (TCP).
     pub protocol: u8,
     /// Address and port of the sender.
     pub from: SocketAddr,
@@ -87,7 +88,7 @@ pub enum Subject {
         /// Row of the VM.
         row: VmRow,
     },
-    /// A translated flow.
+    /// A translated flow, by its slot.
     Flow {
         /// Slot of the flow.
         slot: SlotIndex,

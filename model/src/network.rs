@@ -56,7 +56,7 @@ pub struct HostAddress {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceUse {
-    /// Of any flow.
+    /// Any flow may use it.
     #[default]
     Preferred,
     /// A temporary address (RFC 8981): it goes after some days, and flows with it.
@@ -122,3 +122,6 @@ pub struct Link {
 pub const USERSPACE_GUEST: IfIndex = IfIndex::new(0x5000_0000);
 /// As [`USERSPACE_GUEST`], the engine's port.
 pub const USERSPACE_PORT: IfIndex = IfIndex::new(0x4000_0000);
+
+/// Sockets that are made at a time in the network namespace of a command, for connections of forwards.
+pub const NAMESPACE_SOCKETS: usize = 64;

@@ -74,7 +74,7 @@ pub struct VmSpec {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ipv6Mode {
-    /// It has none.
+    /// The guest gets no IPv6.
     #[default]
     Off,
     /// It has, and its packets are translated to the uplink's address.
@@ -99,10 +99,12 @@ impl Ipv6Mode {
     }
 }
 
-/// IPv6 network of a guest: a link with one prefix, whose router and resolver slipgate is.
+/// IPv6 network of a guest: a link with one prefix, or for a guest with one address, whose router and
+/// resolver slipgate is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GuestIpv6 {
-    /// Prefix of the guest's addresses, of 64 bits, as SLAAC requires.
+    /// Prefix of the guest's addresses: of 64 bits, as SLAAC requires, or its single address, of 128
+    /// bits, which it gets by DHCPv6.
     pub prefix: Ipv6Net,
     /// Whether the network routes the prefix to this host, so that the guest's packets leave with
     /// their own source address.
@@ -111,9 +113,27 @@ pub struct GuestIpv6 {
 }
 
 impl GuestIpv6 {
-    /// Returns the gateway's address of the prefix: the first one. It is the resolver's too.
+    /// Network of the gateway of guests with a single address, which can't have it in their own: a
+    /// unique local one (RFC 4193). The guests reach it by their default route.
+    pub const GATEWAY_NET: Ipv6Net =
+        Ipv6Net::new_assert(Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0), 64);
+
+    /// Returns the guest's single address; `None`: it makes its own of a /64.
+    pub fn single_address(&self) -> Option<Ipv6Addr> {
+        (self.prefix.prefix_len() == 128).then(|| self.prefix.addr())
+    }
+
+    /// Returns the network of which all addresses but the guest's own are the gateway's to answer.
+    pub fn gateway_net(&self) -> Ipv6Net {
+        match self.single_address() {
+            Some(_) => Self::GATEWAY_NET,
+            None => self.prefix,
+        }
+    }
+
+    /// Returns the gateway's address: the first one of its network. It is the resolver's too.
     pub fn gateway(&self) -> Ipv6Addr {
-        Ipv6Addr::from_bits(self.prefix.network().to_bits() | 1)
+        Ipv6Addr::from_bits(self.gateway_net().network().to_bits() | 1)
     }
 
     /// Returns the address of a host that does not make its own: the second one.

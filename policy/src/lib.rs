@@ -31,6 +31,8 @@
 #![deny(unsafe_code)]
 
 mod compile;
+#[cfg(test)]
+mod cpu_time_test;
 mod decide;
 pub mod document;
 mod explain;
@@ -44,7 +46,7 @@ pub mod tools;
 pub use compile::{
     dns_bypass::{is_canary, name_means},
     identity::{Described, Identity, Meaning},
-    policy::{Place, Policy},
+    policy::{PatternRef, Policy},
     protected::Space,
     set::{CompiledError, MOST_POLICIES, PolicySet},
 };
@@ -69,8 +71,8 @@ pub use rule::{
     pattern::{Pattern, PatternError},
     prefix_map::PrefixMap,
     settings::{
-        CEILING_S, DNS_PORT, DnsSettings, Egress, EgressRoutes, FLOOR_S, Http, MAX_RESOLVERS,
-        NewNames, Note, OnReload, Resolvers, Settings, Written,
+        AnnotatedRule, CEILING_S, DNS_PORT, DnsSettings, Egress, EgressRoutes, FLOOR_S, Http,
+        MAX_RESOLVERS, NewNames, Note, OnReload, Resolvers, Settings,
     },
     sleep::Sleep,
     timers::Timers,

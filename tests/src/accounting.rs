@@ -3,7 +3,7 @@
 //! A GSO frame counts as the segments it stands for, each with its own IP and transport header;
 //! bytes are L3 bytes (the IP total length), so Ethernet headers and padding do not count.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, net::SocketAddr};
 
 pub use crate::frame::FlowKey;
 use crate::{
@@ -27,14 +27,14 @@ impl Counts {
     }
 }
 
-/// Traffic per direction of each flow, and frames without IPv4.
+/// Traffic per direction of each flow, and frames of neither family.
 #[derive(Clone, Debug, Default)]
 pub struct FlowCounts {
     /// Traffic of each direction.
     pub flows: HashMap<FlowKey, Counts>,
     /// TCP resets among them, where there were any.
     pub resets: HashMap<FlowKey, u64>,
-    /// Frames that carried no readable IPv4 packet (ARP among them).
+    /// Frames that carried no readable IP packet (ARP among them).
     pub other_frames: u64,
     /// Frames that stood for several segments.
     pub gso_frames: u64,
@@ -45,8 +45,8 @@ pub struct FlowCounts {
 }
 
 impl FlowCounts {
-    /// Counts one frame. `packet`: the parsed IPv4 packet in it.
-    pub(crate) fn add(&mut self, vnet: &VnetHdr, packet: Option<&Packet<'_>>) {
+    /// Counts one frame. `packet`: the parsed packet in it.
+    pub(crate) fn add(&mut self, vnet: &VnetHdr, packet: Option<&Packet<'_, SocketAddr>>) {
         let Some(packet) = packet else {
             self.other_frames += 1;
             return;
@@ -88,7 +88,7 @@ struct Measured {
     longest_segment: u64,
 }
 
-fn measure(vnet: &VnetHdr, packet: &Packet<'_>) -> Measured {
+fn measure(vnet: &VnetHdr, packet: &Packet<'_, SocketAddr>) -> Measured {
     let total = packet.total_len as u64;
     let headers = (packet.header_len + packet.transport_header_len) as u64;
     let segment = u64::from(vnet.gso_size);

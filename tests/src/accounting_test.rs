@@ -3,7 +3,7 @@ use crate::frame::{Checksum, FrameBuilder};
 
 fn counted(vnet: VnetHdr, frame: &[u8]) -> Counts {
     let mut counts = FlowCounts::default();
-    counts.add(&vnet, Packet::parse_ethernet(frame).as_ref());
+    counts.add(&vnet, Packet::of_ethernet(frame).as_ref());
     counts.sum(|_| true)
 }
 
@@ -65,8 +65,18 @@ fn resets_are_counted_apart() {
         let (vnet, frame) = FrameBuilder::tcp("10.0.2.15:1000", "203.0.113.10:80")
             .flags(flags)
             .build();
-        counts.add(&vnet, Packet::parse_ethernet(&frame).as_ref());
+        counts.add(&vnet, Packet::of_ethernet(&frame).as_ref());
     }
     assert_eq!(counts.sum(|_| true).packets, 3);
     assert_eq!(counts.resets.values().sum::<u64>(), 2);
+}
+
+#[test]
+fn both_families_count() {
+    let (vnet, frame) = FrameBuilder::tcp("[2001:db8::1]:1000", "[2001:db8::2]:80")
+        .payload(&[7; 3000])
+        .gso(1428)
+        .build();
+    let counted = counted(vnet, &frame);
+    assert_eq!((counted.packets, counted.bytes), (3, 3000 + 3 * 60));
 }

@@ -3,11 +3,17 @@
 use crate::error::{Result, Tried, checked};
 
 /// Pins the calling thread to `cpu`, and the threads and processes that it starts later.
+///
+/// # Errors
+/// The CPU does not exist or is not allowed to this process.
 pub fn pin_thread(cpu: usize) -> Result<()> {
     pin(0, cpu)
 }
 
 /// Pins a thread to `cpu`; number 0 is the calling thread.
+///
+/// # Errors
+/// The thread or the CPU does not exist, or the CPU is not allowed to this process.
 pub fn pin(thread: libc::pid_t, cpu: usize) -> Result<()> {
     let what = || format!("pin the thread {thread} (0: this one) to CPU {cpu}");
     if cpu >= CPUS {

@@ -18,6 +18,9 @@ pub const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0
 pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 1);
 
 /// Adds NAT for this guest by `nft … masquerade`.
+///
+/// # Errors
+/// `ip` or `nft` fails.
 pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
     gateway(world, guest)?;
     masquerade_all(world, "ip")
@@ -46,6 +49,9 @@ fn masquerade_all(world: &World, family: &str) -> Result<()> {
 }
 
 /// Enables forwarding without NAT; the world gets a route to the guest's subnet.
+///
+/// # Errors
+/// `ip` fails.
 pub fn plain_forwarding(world: &World, guest: &Guest) -> Result<()> {
     gateway(world, guest)?;
     let config = guest.config();

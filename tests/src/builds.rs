@@ -9,6 +9,9 @@ const WHY_REFUSED: i32 = 3;
 
 /// Returns the path of the built binary: `$SLIPGATE_BIN`, or `target/release/slipgate` of the
 /// workspace.
+///
+/// # Errors
+/// The file does not exist.
 pub fn binary() -> Result<PathBuf> {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/slipgate");
     let path = env::var_os("SLIPGATE_BIN").map_or_else(|| PathBuf::from(built), PathBuf::from);
@@ -23,6 +26,9 @@ pub fn binary() -> Result<PathBuf> {
 
 /// Returns the path of another build of the same source: `$SLIPGATE_OTHER_BIN`, which `cargo xtask
 /// test` builds without optimisation where the binary under test is optimised.
+///
+/// # Errors
+/// The variable is not set, a file cannot be read, or both builds are the same.
 pub fn another_build() -> Result<PathBuf> {
     let missing = |why: &str| Error::Missing(format!("another build of slipgate: {why}"));
     let path = env::var_os("SLIPGATE_OTHER_BIN").map(PathBuf::from);

@@ -74,6 +74,9 @@ enum Keep {
 
 impl Capture {
     /// Starts capturing on `device` in `ns`.
+    ///
+    /// # Errors
+    /// The packet socket cannot be opened on the device.
     pub fn start(ns: &NetNs, device: &str) -> Result<Capture> {
         Self::open(ns, device, Keep::Nothing)
     }
@@ -258,8 +261,8 @@ impl Run {
             return Ok(true);
         };
         let packet = match self.ethernet {
-            true => Packet::parse_ethernet(frame),
-            false => Packet::parse_ip(frame),
+            true => Packet::of_ethernet(frame),
+            false => Packet::of_ip(frame),
         };
         let sent = from.sll_pkttype == libc::PACKET_OUTGOING;
         let counts = match sent {

@@ -25,7 +25,7 @@ pub struct Sent {
     pub dhcp: u64,
     /// ARP requests for the gateway, which the kernel answers.
     pub arp_gateway: u64,
-    /// Other ARP packets.
+    /// ARP packets of other kinds.
     pub arp: u64,
     /// IPv6 packets of any kind.
     pub ipv6: u64,
@@ -57,6 +57,9 @@ pub struct Census(Arc<Counters>);
 
 impl Census {
     /// Starts counting. Replaces the guest's filter.
+    ///
+    /// # Errors
+    /// The guest is unplugged.
     pub fn start(guest: &Guest) -> Result<Census> {
         let counters = Arc::new(Counters::default());
         let theirs = counters.clone();
@@ -72,6 +75,9 @@ impl Census {
     }
 
     /// Ends the count and returns the frames sent since the start.
+    ///
+    /// # Errors
+    /// The guest is unplugged.
     pub fn finish(self, guest: &Guest) -> Result<Sent> {
         guest.set_filter(None)?;
         let Counters {

@@ -35,7 +35,7 @@ pub struct Lease {
     pub dns: Vec<Ipv4Addr>,
     /// MTU in bytes (option 26).
     pub mtu: Option<u16>,
-    /// Lease time.
+    /// Time for which the lease is granted.
     pub duration: Duration,
     /// The server's identifier (option 54).
     pub server: Ipv4Addr,
@@ -44,6 +44,9 @@ pub struct Lease {
 }
 
 /// Takes a lease on `device` in `ns`, retransmitting until `timeout`.
+///
+/// # Errors
+/// No lease came within `timeout`, or the packet socket fails.
 pub fn acquire(ns: &NetNs, device: &str, mac: Mac, timeout: Duration) -> Result<Lease> {
     let started = Instant::now();
     let client = Client::open(ns, device, mac)?;
@@ -56,6 +59,9 @@ pub fn acquire(ns: &NetNs, device: &str, mac: Mac, timeout: Duration) -> Result<
 }
 
 /// Requests the same address again, as a renewing client does (broadcast, `ciaddr` filled).
+///
+/// # Errors
+/// No acknowledgement came within the time limit, or the packet socket fails.
 pub fn renew(
     ns: &NetNs,
     device: &str,

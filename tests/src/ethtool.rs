@@ -39,6 +39,9 @@ pub fn set_offloads(ns: &NetNs, device: &str, on: bool) -> Result<()> {
 }
 
 /// Whether `device` accepts TCP segments to be segmented later (TSO).
+///
+/// # Errors
+/// The device does not exist.
 pub fn has_tso(ns: &NetNs, device: &str) -> Result<bool> {
     let value = ns.run(|| ethtool(device, ETHTOOL_GTSO, 0));
     Ok(value.tried(format!("read the TSO setting of {device}"))? != 0)

@@ -24,6 +24,8 @@ use crate::{
 pub use crate::tap::GUEST_DEVICE;
 /// Time limit for the kernel to report that no process has the TAP open.
 const UNPLUGGED_WITHIN: Duration = Duration::from_secs(5);
+/// Longest wait for room in the socket of a guest that is behind one.
+const MOST_WAIT: Duration = Duration::from_secs(30);
 
 /// Configuration of a [`Guest`]. Start from `GuestConfig::new("tap0")`; by default all guests have
 /// the same address and MAC.
@@ -115,11 +117,17 @@ pub struct Guest {
 
 impl Guest {
     /// Makes the guest and its TAP in `world.host`, and starts the pump between them.
+    ///
+    /// # Errors
+    /// A device, a namespace or the pump cannot be made.
     pub fn new(world: &World, config: GuestConfig) -> Result<Guest> {
         Self::in_host(&world.host, config)
     }
 
     /// Makes a guest as [`Guest::new`] does, with the TAP in any namespace.
+    ///
+    /// # Errors
+    /// As [`Guest::new`].
     pub fn in_host(host: &NetNs, config: GuestConfig) -> Result<Guest> {
         let ns = NetNs::new(&format!("guest-{}", config.tap))?;
         let stack = match config.hand_made {
@@ -183,11 +191,17 @@ impl Guest {
     }
 
     /// Spawns a program inside the guest: see [`NetNs::spawn`].
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn spawn(&self, command: Command) -> Result<Child> {
         self.ns.spawn(command)
     }
 
     /// Takes a lease by DHCP and applies it: address, route, MTU.
+    ///
+    /// # Errors
+    /// No lease came within `timeout`, or it could not be applied.
     pub fn dhcp(&self, timeout: Duration) -> Result<Lease> {
         let lease = dhcp::acquire(&self.ns, GUEST_DEVICE, self.config.mac, timeout)?;
         dhcp::apply(&self.ns, GUEST_DEVICE, &lease)?;
@@ -215,6 +229,9 @@ impl Guest {
     }
 
     /// Makes the TAP again, under its name. Does nothing if it exists.
+    ///
+    /// # Errors
+    /// The TAP cannot be made, or the socket cannot be connected.
     pub fn plug(&mut self) -> Result<()> {
         if self.plugged.is_some() {
             return Ok(());
@@ -248,7 +265,8 @@ impl Guest {
     /// Writes a hand-made frame into the host's TAP (or the socket), as if the guest had sent it.
     ///
     /// # Errors
-    /// The kernel refuses the frame (an invalid vnet header: EINVAL; the TAP is down: EIO).
+    /// The kernel refuses the frame (an invalid vnet header: EINVAL; the TAP is down: EIO), or the
+    /// guest's socket had no room for it for [`MOST_WAIT`].
     pub fn inject(&self, vnet: VnetHdr, frame: &[u8]) -> Result<()> {
         let tap = &self.config.tap;
         let Some(queue) = self.queues().first() else {
@@ -256,18 +274,25 @@ impl Guest {
                 "inject into `{tap}`: it is unplugged"
             )));
         };
+        let until = Instant::now() + MOST_WAIT;
         queue
-            .write(&with_vnet(vnet, frame))
+            .write_waiting(&with_vnet(vnet, frame), || Instant::now() > until)
             .tried(format!("write a frame into `{tap}`"))
     }
 
     /// Returns copies of all frames that pass from now on, in both directions. Injected frames are
     /// not included, because they do not pass the pump.
+    ///
+    /// # Errors
+    /// The guest is unplugged.
     pub fn frames(&self) -> Result<FrameTap> {
         self.pump().map(Pump::subscribe)
     }
 
     /// Sets the filter that decides about each frame between guest and TAP: drop, repeat, replace.
+    ///
+    /// # Errors
+    /// The guest is unplugged.
     pub fn set_filter(&self, filter: Option<Filter>) -> Result<()> {
         self.pump().map(|pump| pump.set_filter(filter))
     }
@@ -281,6 +306,9 @@ impl Guest {
     }
 
     /// Writes all frames that pass from now on to a pcap file.
+    ///
+    /// # Errors
+    /// The file cannot be made, or the guest is unplugged.
     pub fn write_pcap(&self, path: &Path) -> Result<()> {
         self.pump()?.write_pcap(path)
     }

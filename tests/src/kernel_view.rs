@@ -23,13 +23,36 @@ pub fn frames_sent(ns: &NetNs, device: &str) -> Result<u64> {
 
 /// Returns the elements of the pinned map `name`, as printed by `bpftool -j`; named fields are
 /// under `formatted`.
+///
+/// # Errors
+/// `bpftool` fails, for example because nothing is pinned under this name.
 pub fn dump(ns: &NetNs, pins: &PinDir, name: &str) -> Result<Vec<Value>> {
     let text = bpftool(ns, &["-j", "map", "dump", "pinned", &pin(pins, name)?])?;
     serde_json::from_str(&text)
         .map_err(|error| Error::unexpected(format!("`bpftool -j map dump` of {name}: {error}")))
 }
 
+/// Returns the number of guests' frames that the programs handed to the engines whose maps are
+/// pinned here, by the engine port or by the ring of first packets. They are counted in credits
+/// (`slipgate_abi::segment::credits`): a UDP GSO frame counts as its datagrams.
+///
+/// # Errors
+/// `bpftool` fails, or its output lacks the counter.
+pub fn handed_over(ns: &NetNs, pins: &PinDir) -> Result<u64> {
+    let rows = dump(ns, pins, "OWNERS")?;
+    let counts = rows.iter().map(|row| {
+        let count = &row["formatted"]["value"]["handed_over"];
+        count
+            .as_u64()
+            .ok_or_else(|| Error::unexpected(format!("a row of OWNERS: {row}")))
+    });
+    counts.sum()
+}
+
 /// Returns the slot of the flow from `guest` to `remote`, as bpftool prints it, with named fields.
+///
+/// # Errors
+/// `bpftool` fails, or there is no such flow.
 pub fn slot_by_name(
     ns: &NetNs,
     pins: &PinDir,

@@ -28,6 +28,8 @@
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
 //! | the built-in guest under `slipgate run` or QEMU | [`builtin_guest`] |
+//! | pages for a pool of the host's | [`HugePages`] |
+//! | tests that can't run beside others | [`turns::alone`] |
 //! | tests that can't run here | [`require_root_and_tun!`], [`skipped!`] |
 //!
 //! # Example
@@ -64,11 +66,13 @@ mod capture;
 pub mod census;
 pub mod clients;
 pub mod dhcp;
+pub mod dhcpv6;
 pub mod dns_wire;
 pub mod error;
 pub mod ethtool;
 pub mod frame;
 mod guest;
+mod huge_pages;
 pub mod impairment;
 pub mod kernel_view;
 mod link_sender;
@@ -93,12 +97,14 @@ pub mod tap;
 pub mod tcx;
 pub mod test_run;
 pub mod tls;
+pub mod turns;
 pub mod world;
 pub mod world_ipv6;
 
 pub use capture::{Capture, Captured, CapturedFrame};
 pub use error::{Error, Result};
 pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
+pub use huge_pages::HugePages;
 pub use link_sender::LinkSender;
 pub use microvm::{Line, MicroVm, MicroVmEnd};
 pub use netns::{CONGESTION_CONTROL, CongestionControlBy, NetNs};

@@ -36,6 +36,9 @@ impl LinkSender {
     }
 
     /// Sends a frame; the MAC addresses are filled in.
+    ///
+    /// # Errors
+    /// The packet socket refuses the frame.
     pub fn send(&self, frame: &FrameBuilder) -> Result<()> {
         let (_, bytes) = frame.clone().macs(self.macs.0, self.macs.1).build();
         // SAFETY: the buffer is readable for the length given.

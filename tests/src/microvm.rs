@@ -31,7 +31,7 @@ pub struct MicroVm {
     report: PathBuf,
 }
 
-/// Whose it is.
+/// User that the machine runs as.
 enum By {
     /// Root's, with the directory of its report.
     Root(
@@ -78,10 +78,23 @@ impl MicroVmEnd {
         let objects = self.lines.iter().filter_map(Line::json);
         objects.filter(|object| object.get(key).is_some()).collect()
     }
+
+    /// Checks that the guest ended by itself, and with success.
+    ///
+    /// # Panics
+    /// If not, with the console and slipgate's messages.
+    #[track_caller]
+    pub fn assert_success(&self) {
+        let code = self.status.code();
+        assert_eq!(code, Some(0), "{:#?}\n{}", self.lines, self.stderr);
+    }
 }
 
 impl MicroVm {
     /// Starts `slipgate run --pin-dir PINS --report FILE ARGS…` in `ns`.
+    ///
+    /// # Errors
+    /// The program is missing or cannot be started.
     pub fn start(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<MicroVm> {
         let scratch = tempfile::tempdir().tried("make a directory for the report")?;
         let report = scratch.path().join("report.json");
@@ -98,6 +111,9 @@ impl MicroVm {
 
     /// Starts `slipgate run --mode userspace --report FILE ARGS…` in `ns`, by a user who may open
     /// /dev/kvm.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn start_by(ns: &NetNs, user: &OrdinaryUser, args: &[&str]) -> Result<MicroVm> {
         let report = user.file("run/report.json");
         let report_arg = report.display().to_string();
@@ -136,6 +152,9 @@ impl MicroVm {
     }
 
     /// Waits for a line of the console that contains `part`.
+    ///
+    /// # Errors
+    /// No such line came in time, or the program has ended.
     pub fn await_line(&mut self, part: &str, within: Duration) -> Result<Line> {
         let deadline = Instant::now() + within;
         loop {

@@ -188,6 +188,9 @@ impl NetNs {
 
     /// Spawns `command` inside the namespace. The child is killed when this process dies, however
     /// it dies.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn spawn(&self, mut command: Command) -> Result<Child> {
         let ns = self.clone();
         let parent = std::process::id();
@@ -260,6 +263,9 @@ impl NetNs {
     }
 
     /// Runs `ip ARGS` (separated by white space) in the namespace and returns its output.
+    ///
+    /// # Errors
+    /// The command fails.
     pub fn ip(&self, args: &str) -> Result<String> {
         let said = self.ip_alone(args)?;
         let changes_routes = |word| ["add", "change", "replace", "up"].contains(&word);
@@ -276,6 +282,9 @@ impl NetNs {
     }
 
     /// Runs `ip -batch` or `tc -batch` on these lines in the namespace.
+    ///
+    /// # Errors
+    /// A line of the batch fails.
     pub fn batch(&self, program: &str, lines: &str) -> Result<()> {
         let file = tempfile::NamedTempFile::new().tried("make a file for a batch")?;
         fs::write(file.path(), lines).tried("write a batch")?;
@@ -285,6 +294,9 @@ impl NetNs {
     }
 
     /// Loads an nftables ruleset (`nft -f`) in the namespace.
+    ///
+    /// # Errors
+    /// The ruleset is refused.
     pub fn nft(&self, ruleset: &str) -> Result<()> {
         let file = tempfile::NamedTempFile::new().tried("make a file for the nft ruleset")?;
         fs::write(file.path(), ruleset).tried("write the nft ruleset")?;
@@ -295,6 +307,9 @@ impl NetNs {
 
     /// Sets a sysctl (`net.ipv4.ip_forward`) in the namespace. A device name in the key may not
     /// contain a dot.
+    ///
+    /// # Errors
+    /// The key does not exist, or the value is refused.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
         self.run(|| fs::write(&path, value))

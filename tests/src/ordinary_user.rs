@@ -23,6 +23,8 @@ const USER: u32 = 61_234;
 #[derive(Clone, Debug)]
 pub struct OrdinaryUser {
     dir: Arc<TempDir>,
+    /// Descriptors that each process of theirs may have; `None`: as many as of the test.
+    most_files: Option<u64>,
 }
 
 impl OrdinaryUser {
@@ -32,7 +34,10 @@ impl OrdinaryUser {
     /// It can't be made, or there is no binary to copy.
     pub fn new() -> Result<Self> {
         let dir = TempDir::new().tried("make a user's directory")?;
-        let user = Self { dir: Arc::new(dir) };
+        let user = Self {
+            dir: Arc::new(dir),
+            most_files: None,
+        };
         permit(user.dir.path(), 0o755)?;
         user.install(&binary()?, "slipgate")?;
         let run = user.file("run");
@@ -41,6 +46,12 @@ impl OrdinaryUser {
         chown(&run, Some(USER), Some(USER)).tried("give a run-time directory to the user")?;
         fs::create_dir(user.file("devices")).tried("make a directory for devices")?;
         Ok(user)
+    }
+
+    /// The same user, whose processes may have so many descriptors each.
+    pub fn limited_to(mut self, most_files: u64) -> Self {
+        self.most_files = Some(most_files);
+        self
     }
 
     /// Returns the path of a file of theirs.
@@ -62,7 +73,7 @@ impl OrdinaryUser {
     /// so in a mount namespace.
     pub fn slipgate(&self, args: &[&str]) -> Command {
         const AS_USER: &str = "mount -t tmpfs none /dev/net && mknod -m 666 /dev/net/tun c 10 200 \
-            && exec setpriv --reuid \"$1\" --regid \"$1\" --clear-groups --no-new-privs \
+            && ulimit -n \"${MOST_FILES:-$(ulimit -Hn)}\" && exec setpriv --reuid \"$1\" --regid \"$1\" --clear-groups --no-new-privs \
             --bounding-set=-all -- \"${@:2}\"";
         let mut command = Command::new("unshare");
         command
@@ -70,6 +81,9 @@ impl OrdinaryUser {
             .arg(self.file("slipgate"))
             .args(args)
             .env("XDG_RUNTIME_DIR", self.file("run"));
+        if let Some(most) = self.most_files {
+            command.env("MOST_FILES", most.to_string());
+        }
         command
     }
 

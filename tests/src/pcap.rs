@@ -24,6 +24,9 @@ pub struct PcapWriter {
 
 impl PcapWriter {
     /// Makes the file and writes its header.
+    ///
+    /// # Errors
+    /// The file cannot be made or written.
     pub fn create(path: &Path, link: LinkType) -> io::Result<Self> {
         let mut file = BufWriter::new(File::create(path)?);
         file.write_all(&0xa1b2_c3d4_u32.to_le_bytes())?;
@@ -39,6 +42,9 @@ impl PcapWriter {
     }
 
     /// Adds one frame with the present time.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn write(&mut self, frame: &[u8]) -> io::Result<()> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -51,6 +57,9 @@ impl PcapWriter {
     }
 
     /// Writes the buffered packets to the file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }

@@ -31,6 +31,9 @@ struct Removed(PathBuf);
 
 impl PinDir {
     /// Makes the directory, and mounts bpffs if it is not mounted.
+    ///
+    /// # Errors
+    /// bpffs cannot be mounted, or the directory cannot be made.
     pub fn new() -> Result<PinDir> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         ensure_bpffs().tried(format!("mount bpffs on {BPFFS}"))?;

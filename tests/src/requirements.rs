@@ -46,14 +46,14 @@ macro_rules! left_out {
     };
 }
 
-/// Implementation of `skipped!`.
+/// Prints the message of `skipped!`, with the test's name.
 pub fn say_skipped(why: &str) {
     let line = about_this_test("skipped", why);
     assert!(std::env::var_os("SLIPGATE_NO_SKIP").is_none(), "{line}");
     say(&line);
 }
 
-/// Implementation of `left_out!`.
+/// Prints the message of `left_out!`, with the test's name.
 pub fn say_left_out(why: &str) {
     say(&about_this_test("left out", why));
 }

@@ -111,7 +111,7 @@ pub struct FlowRow {
 pub struct Slipgate {
     ns: NetNs,
     pins: PinDir,
-    /// The subcommand.
+    /// Subcommand that is running, `attach` or `serve`.
     command: &'static str,
     args: Vec<String>,
     /// The user without privileges that runs it, if one does.
@@ -124,6 +124,9 @@ pub struct Slipgate {
 
 impl Slipgate {
     /// Runs `slipgate attach --pin-dir PINS ARGS…` in `ns` and waits until it is ready.
+    ///
+    /// # Errors
+    /// The program cannot be started, or ended before it was ready.
     pub fn attach(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
         Self::attach_as(&Start::default(), ns, pins, args)
     }
@@ -138,11 +141,17 @@ impl Slipgate {
     }
 
     /// Runs `slipgate serve --pin-dir PINS ARGS…` in `ns` and waits until it is ready.
+    ///
+    /// # Errors
+    /// The program cannot be started, or ended before it was ready.
     pub fn serve(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
         Self::serve_as(&Start::default(), ns, pins, args)
     }
 
     /// The same, started in some other way.
+    ///
+    /// # Errors
+    /// The program cannot be started, or ended before it was ready.
     pub fn serve_as(start: &Start, ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         Self::start(start, ns.clone(), pins.clone(), SERVE, args)
@@ -271,6 +280,9 @@ impl Slipgate {
 
     /// Returns whether the flow would be admitted, by `slipgate why VM TO --proto PROTO`, and the
     /// command's output.
+    ///
+    /// # Errors
+    /// The command fails; a refusal of the flow is no failure.
     pub fn why(&self, vm: &str, to: &str, proto: &str) -> Result<(bool, String)> {
         let output = self.run(&["why", vm, to, "--proto", proto])?;
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -291,6 +303,9 @@ impl Slipgate {
     }
 
     /// Directory of its locks, its sockets, and the definitions that a daemon keeps.
+    ///
+    /// # Errors
+    /// `/run/slipgate` cannot be read, or has no directory of these pins.
     pub fn run_dir(&self) -> Result<PathBuf> {
         const ALL: &str = "/run/slipgate";
         let pins = self.pins.path().as_os_str().as_encoded_bytes();
@@ -313,12 +328,29 @@ impl Slipgate {
         }
     }
 
+    /// The command that [`Slipgate::run`] runs; what runs it has to do so in the same namespace.
+    ///
+    /// # Errors
+    /// There is no binary.
+    pub fn command(&self, args: &[&str]) -> Result<Command> {
+        match &self.user {
+            Some(user) => Ok(user.slipgate(args)),
+            None => command(&self.pins, args),
+        }
+    }
+
     /// Returns the output of `slipgate flows`, for all VMs.
+    ///
+    /// # Errors
+    /// The command fails, or its output cannot be read.
     pub fn flows(&self) -> Result<Vec<FlowRow>> {
         self.json(&["flows", "--json"])
     }
 
     /// Runs `slipgate stats` and returns its JSON.
+    ///
+    /// # Errors
+    /// The command fails, or its output is not JSON.
     pub fn stats(&self) -> Result<serde_json::Value> {
         self.json(&["stats", "--json"])
     }
@@ -364,6 +396,9 @@ impl Slipgate {
     }
 
     /// Kills the engine (`kill -9`). The broker may start another.
+    ///
+    /// # Errors
+    /// No engine runs.
     pub fn kill_engine(&mut self) -> Result<u32> {
         let none = || Error::unexpected("kill the engine: the broker has no child that runs");
         let pid = self.engine_pid().ok_or_else(none)?;
@@ -372,6 +407,9 @@ impl Slipgate {
     }
 
     /// Kills the broker (`kill -9`), and waits until it is gone.
+    ///
+    /// # Errors
+    /// The broker cannot be killed or awaited.
     pub fn kill_broker(&mut self) -> Result<ExitStatus> {
         // Remember the engine while its parent can still tell.
         self.engine_pid();
@@ -380,6 +418,9 @@ impl Slipgate {
     }
 
     /// Kills both (`kill -9`), the engine first.
+    ///
+    /// # Errors
+    /// A process cannot be killed or awaited.
     pub fn kill_both(&mut self) -> Result<()> {
         let engine = self.engine_pid();
         let _ = engine.map(owner::kill);
@@ -410,6 +451,9 @@ impl Slipgate {
 
     /// Starts a successor with the same arguments and pins, whatever is left of the old process:
     /// stop or kill that first, or replace it while it runs.
+    ///
+    /// # Errors
+    /// As [`Slipgate::attach`].
     pub fn again(&self) -> Result<Slipgate> {
         self.again_as(&Start::default())
     }
@@ -460,10 +504,17 @@ impl Drop for Slipgate {
 }
 
 /// Runs `slipgate ARGS… --pin-dir PINS` in `ns` to its end.
+///
+/// # Errors
+/// The program is missing, cannot be started, or fails.
 pub fn run(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Output> {
+    ns.output_with(command(pins, args)?, refusals_of(args))
+}
+
+fn command(pins: &PinDir, args: &[&str]) -> Result<Command> {
     let mut command = Command::new(binary()?);
     command.args(args).arg("--pin-dir").arg(pins.path());
-    ns.output_with(command, refusals_of(args))
+    Ok(command)
 }
 
 /// Reads to the end, so that who writes never waits; what came is kept.

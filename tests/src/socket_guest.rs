@@ -4,7 +4,7 @@
 use std::{
     io::{Read, Write as _},
     net::Shutdown,
-    os::{fd::AsRawFd as _, unix::net::UnixStream},
+    os::unix::net::UnixStream,
     path::Path,
     sync::{
         Arc,
@@ -23,12 +23,10 @@ use crate::{
 };
 
 const MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
-/// Time after which a thread looks whether it is to end.
-const LOOKS_EVERY_MS: i32 = 50;
 
 /// A guest that is connected to a socket. Its connection ends on drop.
 pub struct SocketGuest {
-    /// The guest's namespace.
+    /// Network namespace of the guest.
     pub ns: NetNs,
     _wire: StreamWire,
 }
@@ -87,11 +85,12 @@ impl StreamWire {
         let stream = UnixStream::connect(path).tried(connecting())?;
         let has_ended = Arc::new(AtomicBool::new(false));
         let copy = || stream.try_clone().tried(connecting());
-        let (to, from, ended) = (copy()?, copy()?, has_ended.clone());
+        let (to, from) = (copy()?, copy()?);
+        let [ended, over] = [has_ended.clone(), has_ended.clone()];
         let (out, into) = (queue.clone(), queue);
         let threads = vec![
             std::thread::spawn(move || send(&out, to, &ended)),
-            std::thread::spawn(move || receive(&into, from)),
+            std::thread::spawn(move || receive(&into, from, &over)),
         ];
         Ok(Self {
             stream,
@@ -117,13 +116,7 @@ fn send(tap: &TapQueue, mut stream: UnixStream, has_ended: &AtomicBool) {
     let mut framed = Vec::new();
     while !has_ended.load(Ordering::Relaxed) {
         let Ok(len) = tap.read(&mut buffer) else {
-            let mut waits = libc::pollfd {
-                fd: tap.fd().as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one struct, writable.
-            unsafe { libc::poll(&raw mut waits, 1, LOOKS_EVERY_MS) };
+            tap.wait(libc::POLLIN);
             continue;
         };
         // The other end of a pair of sockets is closed.
@@ -140,7 +133,7 @@ fn send(tap: &TapQueue, mut stream: UnixStream, has_ended: &AtomicBool) {
 }
 
 /// Moves what comes from the stream to the stack, until the stream has ended.
-fn receive(tap: &TapQueue, stream: UnixStream) {
+fn receive(tap: &TapQueue, stream: UnixStream, has_ended: &AtomicBool) {
     let mut stream = std::io::BufReader::with_capacity(1 << 18, stream);
     let mut frame = vec![0; FRAME_MAX];
     loop {
@@ -157,7 +150,7 @@ fn receive(tap: &TapQueue, stream: UnixStream) {
         if stream.read_exact(&mut frame[VNET_HDR_LEN..end]).is_err() {
             return;
         }
-        // A full queue loses frames, as QEMU's ring does.
-        let _ = tap.write(&frame[..end]);
+        // A frame for which there is no room waits, as in QEMU.
+        let _ = tap.write_waiting(&frame[..end], || has_ended.load(Ordering::Relaxed));
     }
 }

@@ -1,5 +1,5 @@
 //! STUN messages (RFC 8489) with the attributes of NAT behaviour discovery (RFC 5780). No
-//! authentication, no FINGERPRINT, IPv4 only.
+//! authentication, no FINGERPRINT.
 //!
 //! ```text
 //! 0                   2                   4                               8              20
@@ -8,19 +8,20 @@
 //! then attributes: type (2), length (2), value, padded to 4 bytes
 //! ```
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
 /// Length of a message's header, bytes.
 const HEADER: usize = 20;
 const COOKIE: u32 = 0x2112_a442;
 const REQUEST: u16 = 0x0001;
 const RESPONSE: u16 = 0x0101;
-/// Bits of CHANGE-REQUEST.
+/// Bits of the attribute CHANGE-REQUEST.
 const CHANGE_IP: u32 = 4;
 const CHANGE_PORT: u32 = 2;
 const IPV4: u8 = 1;
+const IPV6: u8 = 2;
 
-/// Types of attributes.
+/// Type numbers of STUN attributes.
 mod attribute {
     pub(super) const CHANGE_REQUEST: u16 = 0x0003;
     pub(super) const XOR_MAPPED_ADDRESS: u16 = 0x0020;
@@ -31,7 +32,7 @@ mod attribute {
 /// Identifies a request and its response.
 pub type TransactionId = [u8; 12];
 
-/// A binding request.
+/// A STUN binding request (RFC 8489).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Returned with the response.
@@ -42,21 +43,21 @@ pub struct Request {
     pub changes_port: bool,
 }
 
-/// A binding response.
+/// A STUN binding response (RFC 8489).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
     /// That of the request.
     pub id: TransactionId,
     /// Source of the request as the server saw it.
-    pub mapped: SocketAddrV4,
+    pub mapped: SocketAddr,
     /// Address and port that the response was sent from.
-    pub origin: SocketAddrV4,
+    pub origin: SocketAddr,
     /// The server's other address and port.
-    pub other: SocketAddrV4,
+    pub other: SocketAddr,
 }
 
 impl Request {
-    /// Returns the message.
+    /// Returns the message's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut change = 0;
         if self.changes_address {
@@ -91,10 +92,10 @@ impl Request {
 }
 
 impl Response {
-    /// Returns the message.
+    /// Returns the message's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut attributes = Vec::new();
-        let mapped = address(xored(self.mapped));
+        let mapped = address(xored(self.mapped, &self.id));
         add(&mut attributes, attribute::XOR_MAPPED_ADDRESS, &mapped);
         add(
             &mut attributes,
@@ -116,7 +117,7 @@ impl Response {
         (kind == RESPONSE).then_some(())?;
         Some(Response {
             id,
-            mapped: xored(of(attribute::XOR_MAPPED_ADDRESS)?),
+            mapped: xored(of(attribute::XOR_MAPPED_ADDRESS)?, &id),
             origin: of(attribute::RESPONSE_ORIGIN)?,
             other: of(attribute::OTHER_ADDRESS)?,
         })
@@ -160,24 +161,42 @@ fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     None
 }
 
-fn address(address: SocketAddrV4) -> [u8; 8] {
-    let [p, q] = address.port().to_be_bytes();
-    let [a, b, c, d] = address.ip().octets();
-    [0, IPV4, p, q, a, b, c, d]
+fn address(address: SocketAddr) -> Vec<u8> {
+    let family = if address.is_ipv4() { IPV4 } else { IPV6 };
+    let mut value = vec![0, family];
+    value.extend(address.port().to_be_bytes());
+    match address.ip() {
+        IpAddr::V4(ip) => value.extend(ip.octets()),
+        IpAddr::V6(ip) => value.extend(ip.octets()),
+    }
+    value
 }
 
-fn parse_address(value: &[u8]) -> Option<SocketAddrV4> {
-    let [_, family, p, q, a, b, c, d] = *value else {
-        return None;
+fn parse_address(value: &[u8]) -> Option<SocketAddr> {
+    let (&[_, family, p, q], ip) = value.split_first_chunk()?;
+    let ip: IpAddr = match family {
+        IPV4 => <[u8; 4]>::try_from(ip).ok()?.into(),
+        IPV6 => <[u8; 16]>::try_from(ip).ok()?.into(),
+        _ => return None,
     };
-    let ip = Ipv4Addr::new(a, b, c, d);
-    (family == IPV4).then_some(SocketAddrV4::new(ip, u16::from_be_bytes([p, q])))
+    Some(SocketAddr::new(ip, u16::from_be_bytes([p, q])))
 }
 
-/// XORs an address with the magic cookie (RFC 8489 section 14.2), so that no NAT rewrites it.
-fn xored(address: SocketAddrV4) -> SocketAddrV4 {
-    let ip = Ipv4Addr::from_bits(address.ip().to_bits() ^ COOKIE);
-    SocketAddrV4::new(ip, address.port() ^ (COOKIE >> 16) as u16)
+/// XORs an address with the magic cookie, and one of IPv6 with the transaction id behind it (RFC 8489
+/// section 14.2), so that no NAT rewrites it.
+fn xored(address: SocketAddr, id: &TransactionId) -> SocketAddr {
+    let ip: IpAddr = match address.ip() {
+        IpAddr::V4(ip) => (ip.to_bits() ^ COOKIE).to_be_bytes().into(),
+        IpAddr::V6(ip) => {
+            let mut mask = [0; 16];
+            mask[..4].copy_from_slice(&COOKIE.to_be_bytes());
+            mask[4..].copy_from_slice(id);
+            (ip.to_bits() ^ u128::from_be_bytes(mask))
+                .to_be_bytes()
+                .into()
+        }
+    };
+    SocketAddr::new(ip, address.port() ^ (COOKIE >> 16) as u16)
 }
 
 #[cfg(test)]

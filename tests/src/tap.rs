@@ -115,6 +115,9 @@ pub struct TapQueue {
     uso: bool,
 }
 
+/// Time after which a thread that waits looks whether it is to end, ms.
+const LOOKS_EVERY_MS: i32 = 50;
+
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08; // CSUM, TSO4, TSO6, TSO_ECN
@@ -203,6 +206,33 @@ impl TapQueue {
         // SAFETY: the frame is readable for its length.
         checked_len(unsafe { libc::write(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len()) })
             .map(drop)
+    }
+
+    /// As [`TapQueue::write`], of a pair's end: waits while it is full, as a VMM leaves a frame in its
+    /// ring, until `is_over`. A TAP is never full.
+    ///
+    /// # Errors
+    /// The kernel refuses the frame.
+    pub(crate) fn write_waiting(&self, frame: &[u8], is_over: impl Fn() -> bool) -> io::Result<()> {
+        loop {
+            match self.write(frame) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_over() => {
+                    self.wait(libc::POLLOUT);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Waits for events of `poll`, for a while at most: [`LOOKS_EVERY_MS`].
+    pub(crate) fn wait(&self, events: libc::c_short) {
+        let mut waits = libc::pollfd {
+            fd: self.fd.as_raw_fd(),
+            events,
+            revents: 0,
+        };
+        // SAFETY: one struct, writable.
+        unsafe { libc::poll(&raw mut waits, 1, LOOKS_EVERY_MS) };
     }
 }
 

@@ -36,7 +36,7 @@ struct TestRun {
 /// Result of runs of a program.
 #[derive(Debug)]
 pub struct Ran {
-    /// What the last run returned.
+    /// Return value of the last run.
     pub action: i32,
     /// The frame as the last run left it.
     pub frame: Vec<u8>,

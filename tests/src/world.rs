@@ -17,6 +17,7 @@ use crate::{
     owner,
     pump::{Direction, Filter, FrameTap, Pump, Sides},
     tap::{TapOptions, TapQueue},
+    turns::{self, Turn},
 };
 
 /// The host's uplink device.
@@ -32,7 +33,7 @@ pub const SERVER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
 /// The second server address.
 pub const SERVER_2: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 
-/// Kind of uplink.
+/// Kind of the host's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uplink {
     /// A veth pair: Ethernet, all in the kernel.
@@ -82,16 +83,27 @@ pub struct World {
     pub net: NetNs,
     config: WorldConfig,
     pump: Option<Pump>,
+    /// Ends after all else.
+    _turn: Turn,
 }
 
 impl World {
     /// Makes the default world: veth uplink, offloads on, MTU 1500, no forwarding by the host.
+    ///
+    /// # Errors
+    /// A namespace, device, route or sysctl cannot be made or set.
     pub fn new() -> Result<World> {
         World::with(WorldConfig::default())
     }
 
     /// Makes a world with the given configuration.
+    ///
+    /// Waits if another test of this process runs alone: see [`turns`].
+    ///
+    /// # Errors
+    /// As [`World::new`].
     pub fn with(config: WorldConfig) -> Result<World> {
+        let turn = turns::shared();
         owner::sweep_processes();
         let (host, net) = (NetNs::new("host")?, NetNs::new("world")?);
         let pump = match config.uplink {
@@ -111,12 +123,16 @@ impl World {
             net,
             config,
             pump,
+            _turn: turn,
         };
         world.set_up()?;
         Ok(world)
     }
 
     /// Sets TCP's congestion control for later connections of the host and of the servers.
+    ///
+    /// # Errors
+    /// The kernel does not have it.
     pub fn set_congestion_control(&self, name: &str) -> Result<()> {
         self.host.set_congestion_control(name)?;
         self.net.set_congestion_control(name).map(drop)

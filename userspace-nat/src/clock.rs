@@ -31,7 +31,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// One second, ns.
+/// Nanoseconds in a second.
 pub const SECOND_NS: u64 = 1_000_000_000;
-/// One millisecond, ns.
+/// Nanoseconds in a millisecond.
 pub const MILLISECOND_NS: u64 = 1_000_000;

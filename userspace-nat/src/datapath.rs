@@ -2,10 +2,12 @@
 //!
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
+use std::net::IpAddr;
+
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, Ip4, NameKey, NameValue, NextHopRef,
-    OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow,
-    rate::RateRef,
+    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey,
+    NameValue, NextHopRef, OwnerRef, Protocol, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref,
+    VmId, VmRef, VmRow, rate::RateRef,
 };
 pub use slipgate_model::route::Hop;
 use slipgate_model::{FlowAddresses, FlowTuple};
@@ -140,6 +142,9 @@ pub trait Tables {
     fn vm6(&self, row: VmRow) -> Option<Vm6Ref>;
     /// Returns this process's row of `OWNERS`.
     fn own_row(&self) -> OwnerRef;
+    /// Returns the place of a number in this process's ring of first packets; `None` where there is no
+    /// ring.
+    fn first_packet(&self, number: u64) -> Option<FirstPacketRef>;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.
     fn stats(&self, row: VmRow) -> VmStats;
     /// Returns the counters for packets that belong to no VM.
@@ -168,7 +173,7 @@ pub struct RememberedName {
     /// Id of the VM.
     pub vm: VmId,
     /// The address that was opened.
-    pub addr: Ip4,
+    pub addr: IpAddr,
     /// The name in wire form, in lower case, at most 255 octets.
     pub name: Box<[u8]>,
     /// End of the opening, `CLOCK_MONOTONIC` ns.
@@ -180,7 +185,7 @@ impl RememberedName {
     pub fn of(key: &NameKey, value: &NameValue) -> Self {
         Self {
             vm: key.id(),
-            addr: key.addr,
+            addr: key.address(),
             name: value.name().into(),
             expires_ns: value.expires_ns,
         }
@@ -195,33 +200,82 @@ pub trait NameMap {
     fn remember_name(&mut self, name: &RememberedName) -> bool;
     /// Deletes the entry of this VM, address and name (in wire form, in lower case). Returns
     /// whether it was in the map.
-    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool;
+    fn forget_name(&mut self, vm: VmId, addr: IpAddr, name: &[u8]) -> bool;
     /// Returns the entries of the VMs that this process's row owns, expired or not; used at
     /// adoption.
     fn remembered_names(&self) -> Vec<RememberedName>;
 }
 
-/// The map `FORWARDS`, as far as it has ports of endpoint-independent mappings. Those of forwards are
-/// the broker's.
+/// Key of a port of the host in the map of its family: `FORWARDS`, or `FORWARDS6`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PortKey {
+    /// Key of `FORWARDS`.
+    V4(ForwardKey),
+    /// Key of `FORWARDS6`.
+    V6(ForwardKey6),
+}
+
+impl PortKey {
+    /// Key of a port, host order, of an address of the host.
+    pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
+        let protocol = protocol as u8;
+        match address {
+            IpAddr::V4(address) => Self::V4(ForwardKey::new(address.into(), port, protocol)),
+            IpAddr::V6(address) => Self::V6(ForwardKey6::new(address.into(), port, protocol)),
+        }
+    }
+
+    /// Whether it is no port, but a prefix or an address that is routed to a VM.
+    pub fn is_routed(&self) -> bool {
+        matches!(self, Self::V6(key) if key.is_routed())
+    }
+
+    /// Returns the address of the host.
+    pub fn address(&self) -> IpAddr {
+        match self {
+            Self::V4(key) => key.host.into(),
+            Self::V6(key) => IpAddr::V6(key.host.into()),
+        }
+    }
+
+    /// Returns the port, host order.
+    pub const fn port(&self) -> u16 {
+        match self {
+            Self::V4(key) => key.port,
+            Self::V6(key) => key.port,
+        }
+    }
+
+    /// Returns the protocol; `None` if it is none that has flows.
+    pub const fn protocol(&self) -> Option<Protocol> {
+        Protocol::from_number(match self {
+            Self::V4(key) => key.protocol,
+            Self::V6(key) => key.protocol,
+        })
+    }
+}
+
+/// The maps `FORWARDS` and `FORWARDS6`, as far as they have ports of endpoint-independent mappings.
+/// Those of forwards are the broker's.
 pub trait ForwardMap {
     /// Has the programs hand over first packets to a port for a VM. It is no error if they do so
     /// already.
     ///
     /// # Errors
     /// When the port leads elsewhere, the map is full, or the kernel refuses.
-    fn open_port(&mut self, port: &ForwardKey, target: ForwardTarget) -> Result<(), InsertError>;
+    fn open_port(&mut self, port: &PortKey, target: ForwardTarget) -> Result<(), InsertError>;
     /// Has the programs leave first packets to a port to the host, if it leads to this VM.
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn close_port(&mut self, port: &ForwardKey, vm: VmId) -> std::io::Result<()>;
+    fn close_port(&mut self, port: &PortKey, vm: VmId) -> std::io::Result<()>;
     /// Closes all ports that `unwanted` names; used at adoption only.
     ///
     /// # Errors
     /// When the map can't be listed, or the kernel refuses.
     fn close_ports(
         &mut self,
-        unwanted: &dyn Fn(&ForwardKey, &ForwardTarget) -> bool,
+        unwanted: &dyn Fn(&PortKey, &ForwardTarget) -> bool,
     ) -> std::io::Result<()>;
 }
 

@@ -21,6 +21,8 @@ struct Tcp {
     acknowledgement: u32,
     window: u16,
     flags: u8,
+    /// Options, a multiple of four bytes.
+    options: Vec<u8>,
     payload: usize,
 }
 
@@ -31,9 +33,11 @@ fn packet(tcp: &Tcp) -> Vec<u8> {
         out.extend_from_slice(&[0, 80, 0x80, 0]);
         out.extend_from_slice(&tcp.sequence.to_be_bytes());
         out.extend_from_slice(&tcp.acknowledgement.to_be_bytes());
-        out.extend_from_slice(&[5 << 4, tcp.flags]);
+        let offset = 5 + tcp.options.len() as u8 / 4;
+        out.extend_from_slice(&[offset << 4, tcp.flags]);
         out.extend_from_slice(&tcp.window.to_be_bytes());
         out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&tcp.options);
         out.extend((0..tcp.payload).map(|at| (tcp.sequence as usize + at) as u8));
         let sum = Sum::default().pseudo(GATEWAY, GUEST, 6, out.len() - begin);
         let sum = sum.bytes(&out[begin..]).finish();
@@ -57,7 +61,7 @@ fn join<'p>(
             if buffer.is_empty() {
                 buffer.extend_from_slice(first);
             }
-            buffer.extend_from_slice(&next[HEADERS_LEN..]);
+            buffer.extend_from_slice(&next[run.headers_len()..]);
             run.add(next);
         }
         if buffer.is_empty() {
@@ -66,7 +70,7 @@ fn join<'p>(
         }
         let offload = run.finish(buffer);
         let len = buffer.len() as u32;
-        let counted = segment::count(len, HEADERS_LEN as u32, offload.gso_size.into());
+        let counted = segment::count(len, run.headers_len() as u32, offload.gso_size.into());
         send(offload, buffer, counted);
     }
 }
@@ -94,6 +98,7 @@ fn a_full_window_goes_in_frames_as_long_as_they_may_be() {
         acknowledgement: 5,
         window: 1_000,
         flags: Flags::ACK,
+        options: Vec::new(),
         payload: 1_460,
     };
     let mut packets: Vec<_> = (0..60).map(|nth| packet(&segment(nth))).collect();
@@ -110,6 +115,35 @@ fn a_full_window_goes_in_frames_as_long_as_they_may_be() {
     assert_eq!(cut, packets);
 }
 
+#[test]
+fn segments_with_timestamps_of_one_tick_go_together() {
+    let segment = |nth: u32, tick: u8| {
+        packet(&Tcp {
+            sequence: nth * 1_448,
+            acknowledgement: 5,
+            window: 1_000,
+            flags: Flags::ACK,
+            options: vec![1, 1, 8, 10, 0, 0, 0, tick, 0, 0, 0, 9],
+            payload: 1_448,
+        })
+    };
+    let packets: Vec<_> = [1, 1, 1, 2, 2]
+        .into_iter()
+        .zip(0..)
+        .map(|(tick, nth)| segment(nth, tick))
+        .collect();
+    let frames = joined(&packets);
+    let lengths: Vec<_> = frames.iter().map(|(_, len, _)| *len).collect();
+    assert_eq!(lengths, [52 + 3 * 1_448, 52 + 2 * 1_448]);
+    assert!(
+        frames
+            .iter()
+            .all(|(offload, ..)| offload.hdr_len == 14 + 52)
+    );
+    let cut: Vec<_> = frames.into_iter().flat_map(|(.., cut)| cut).collect();
+    assert_eq!(cut, packets);
+}
+
 /// Difference of a segment from a plain continuation of the one before.
 #[derive(Clone, Copy, Debug)]
 enum Next {
@@ -117,6 +151,8 @@ enum Next {
     Gap,
     Acknowledges,
     Window,
+    /// Another timestamp.
+    Tick,
     Flags(u8),
 }
 
@@ -125,11 +161,16 @@ proptest! {
     #[test]
     fn what_is_joined_is_cut_into_what_it_was(
         first in any::<u32>(),
+        options in prop_oneof![
+            Just(Vec::new()),
+            Just([1, 1, 8, 10].into_iter().chain(0..8).collect::<Vec<u8>>()),
+        ],
         run in prop::collection::vec((prop_oneof![
             12 => Just(Next::Goes),
             1 => Just(Next::Gap),
             1 => Just(Next::Acknowledges),
             1 => Just(Next::Window),
+            1 => Just(Next::Tick),
             1 => prop::sample::select(vec![
                 Flags::ACK | PSH, Flags::ACK | Flags::FIN, Flags::ACK | RST, RST, Flags::SYN, 0,
             ]).prop_map(Next::Flags),
@@ -140,6 +181,7 @@ proptest! {
             acknowledgement: 5,
             window: 1_000,
             flags: Flags::ACK,
+            options,
             payload: 0,
         };
         let mut packets = Vec::new();
@@ -152,6 +194,11 @@ proptest! {
                 Next::Gap => tcp.sequence = tcp.sequence.wrapping_add(1),
                 Next::Acknowledges => tcp.acknowledgement += 1,
                 Next::Window => tcp.window += 1,
+                Next::Tick => {
+                    if let Some(last) = tcp.options.last_mut() {
+                        *last = last.wrapping_add(1);
+                    }
+                }
                 Next::Flags(flags) => tcp.flags = flags,
             }
             packets.push(packet(&tcp));

@@ -34,6 +34,7 @@ pub mod fake;
 pub mod flow;
 mod gso;
 pub mod guest_link;
+pub mod host_sockets;
 pub mod icmp;
 mod inet;
 pub mod inspection;

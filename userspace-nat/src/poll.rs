@@ -2,6 +2,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
+    rc::Rc,
 };
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -12,11 +13,11 @@ use crate::port::Outbox;
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Subsystem {
-    /// The engine port.
+    /// The engine port: its TAP; in user mode, the guest's link and the sockets of its flows.
     Port = 0,
     /// The channel to the broker.
     Control = 1,
-    /// DNS upstream sockets.
+    /// Sockets toward DNS resolvers.
     Dns = 2,
     /// Relay listeners and connections.
     Relay = 3,
@@ -101,10 +102,22 @@ pub struct Readiness {
     pub failed: bool,
 }
 
+impl Readiness {
+    /// Returns the events, in which an error stands for a hang-up too.
+    pub fn flags(&self) -> EpollFlags {
+        let mut flags = EpollFlags::empty();
+        flags.set(EpollFlags::EPOLLIN, self.readable);
+        flags.set(EpollFlags::EPOLLRDHUP, self.hung_up);
+        flags.set(EpollFlags::EPOLLOUT, self.writable);
+        flags.set(EpollFlags::EPOLLERR, self.failed);
+        flags
+    }
+}
+
 /// The epoll set of the engine.
 #[derive(Debug)]
 pub struct Poller {
-    epoll: Epoll,
+    epoll: Rc<Epoll>,
     buffer: Vec<EpollEvent>,
 }
 
@@ -114,10 +127,17 @@ impl Poller {
     /// # Errors
     /// When the kernel gives no epoll descriptor.
     pub fn new() -> io::Result<Self> {
-        Ok(Self {
-            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Self::over(Rc::new(epoll)))
+    }
+
+    /// A set in which a port has its descriptors, with its keys as the events' data: these are tokens of
+    /// [`Subsystem::Port`].
+    pub fn over(epoll: Rc<Epoll>) -> Self {
+        Self {
+            epoll,
             buffer: vec![EpollEvent::empty(); 256],
-        })
+        }
     }
 
     /// Adds a descriptor. It leaves the set when it is closed, or by [`Poller::remove`].

@@ -7,15 +7,16 @@
 //! The `virtio_net_hdr` (virtio 1.2 section 5.1.6, legacy length as by `TUNSETVNETHDRSZ` 10) says
 //! whether the frame is a GSO super-packet and whether its L4 checksum is still to be completed. A
 //! re-injected frame keeps this header, so that it stays whole.
-use std::{collections::VecDeque, fmt, io, os::fd::BorrowedFd};
+use std::{collections::VecDeque, fmt, io, os::fd::BorrowedFd, rc::Rc};
 
+use nix::sys::epoll::{Epoll, EpollFlags};
 use slipgate_abi::{
     Command, IfIndex, PortHeader, VmRow,
     portframe::PortFlags,
     segment::{self, Segments},
 };
 
-use crate::{stats::Traffic, vm::VmNet};
+use crate::{host_sockets::HostSockets, stats::Traffic, vm::VmNet};
 
 /// Length of the virtio-net header on the port, bytes.
 pub const VNET_LEN: usize = 10;
@@ -32,11 +33,11 @@ pub const MAX_FRAME: usize = L3_AT + 65_535;
 /// Most frames that one batch holds.
 pub const BATCH: usize = 64;
 
-/// EtherType of IPv4.
+/// EtherType of IPv4 packets.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
-/// EtherType of ARP.
+/// EtherType of ARP packets.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
-/// EtherType of IPv6.
+/// EtherType of IPv6 packets.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 
 /// Returns the EtherType of an L3 packet, by the version in its first octet.
@@ -59,12 +60,31 @@ pub trait FrameIo {
     /// # Errors
     /// When the port does not accept the frame.
     fn send(&mut self, frame: &[u8]) -> io::Result<()>;
-    /// Descriptor for the epoll set; `None` for implementations without one, in tests.
+    /// Descriptor for the epoll set; `None` for implementations without one: in tests, and where
+    /// [`FrameIo::set`] has many.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
-    /// Whether there is something to do without an event of the descriptor's.
+    /// The epoll set in which the port has its descriptors, which becomes the engine's: a set within a set
+    /// has to be asked twice for each event. Each event that is the port's is passed to
+    /// [`FrameIo::on_ready`].
+    fn set(&self) -> Option<Rc<Epoll>>;
+    /// Takes an event of the port's own set, with its key. [`FrameIo::recv`] handles it.
+    fn on_ready(&mut self, key: u32, flags: EpollFlags);
+    /// Time at which [`FrameIo::recv`] has something to do without an event, ns.
+    fn next_deadline_ns(&self) -> Option<u64>;
+    /// Bytes of frames that may be written at present and are not dropped on their way to the guest.
+    /// When there is room again, an event of the port's tells.
+    fn room(&mut self) -> usize;
+    /// Whether there is something to do at once, without an event.
     fn has_more(&self) -> bool {
         false
     }
+    /// The host's sockets that flows end in, where they do (user mode).
+    fn host_sockets(&self) -> Option<Rc<HostSockets>> {
+        None
+    }
+    /// Does what was put off until the thread has nothing else to do. Returns whether there is something
+    /// to do at once now, without an event. Called where [`FrameIo::is_looked_at`] says so.
+    fn rest(&mut self) -> bool;
     /// Whether it is worth a short look before the thread sleeps: frames of established flows come by
     /// this port too.
     fn is_looked_at(&self) -> bool {
@@ -75,7 +95,7 @@ pub trait FrameIo {
 /// `struct virtio_net_hdr`, in host order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VirtioNetHdr {
-    /// [`VirtioNetHdr::NEEDS_CSUM`] and [`VirtioNetHdr::DATA_VALID`].
+    /// Bits [`VirtioNetHdr::NEEDS_CSUM`] and [`VirtioNetHdr::DATA_VALID`].
     pub flags: u8,
     /// [`VirtioNetHdr::GSO_NONE`], or one of the other types here.
     pub gso_type: u8,
@@ -186,9 +206,9 @@ impl Batch {
         }
     }
 
-    /// Empties the batch, and keeps its frames. Returns them in their order.
-    pub fn keep(&mut self) -> impl Iterator<Item = KeptFrame> {
-        self.frames.drain(..)
+    /// Empties the batch, whose frames are [kept](Batch::kept) or released.
+    pub fn keep(&mut self) {
+        self.frames.clear();
     }
 
     /// Returns a frame that is kept, with all its headers, to be changed in place.
@@ -214,7 +234,7 @@ impl Batch {
 
     /// Whether no more frames fit.
     pub fn is_full(&self) -> bool {
-        self.frames.len() == BATCH || self.free.is_empty()
+        self.frames.len() >= BATCH || self.free.is_empty()
     }
 
     /// Reads one more frame: `read` fills the buffer and returns the number of bytes. Returns
@@ -237,6 +257,44 @@ impl Batch {
         self.free.pop();
         self.frames.push(KeptFrame { place, len });
         Ok(true)
+    }
+
+    /// Adds one more frame, also to a full batch while there is a place: `read` fills the buffer and
+    /// returns the number of bytes, 0 if there is no frame. Returns whether there was a place.
+    pub fn push_more(&mut self, read: impl FnOnce(&mut [u8]) -> usize) -> bool {
+        let Some(&place) = self.free.last() else {
+            return false;
+        };
+        let whole = KeptFrame {
+            place,
+            len: MAX_FRAME,
+        };
+        let len = read(self.kept_mut(whole)).min(MAX_FRAME);
+        if len > 0 {
+            self.free.pop();
+            self.frames.push(KeptFrame { place, len });
+        }
+        true
+    }
+
+    /// Returns the frame that was added last; an empty one of an empty batch.
+    pub fn last(&self) -> &[u8] {
+        match self.frames.len().checked_sub(1) {
+            Some(last) => self.frame(last),
+            None => &[],
+        }
+    }
+
+    /// Removes the frame that was added last.
+    pub fn drop_last(&mut self) {
+        if let Some(last) = self.frames.pop() {
+            self.release(last);
+        }
+    }
+
+    /// Returns one frame of the batch, to be kept when the batch is [emptied](Batch::keep).
+    pub fn kept(&self, index: usize) -> KeptFrame {
+        self.frames[index]
     }
 
     /// Returns one frame of the batch with all its headers.
@@ -314,7 +372,7 @@ pub enum Exit {
 /// Side of a VM's network to which a packet is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// The guest.
+    /// To the guest, by its TAP.
     Guest,
     /// The world, by a link or next hop.
     World(Exit),
@@ -329,11 +387,17 @@ pub struct Outbox {
     bytes: Vec<u8>,
     ends: Vec<usize>,
     byte_limit: usize,
+    /// Bytes that the port takes at present ([`FrameIo::room`]).
+    port_room: usize,
     /// Packets to be led back in.
     back_in: VecDeque<Vec<u8>>,
-    /// Bytes of these.
+    /// Bytes of the frames in `back_in`.
     back_in_bytes: usize,
 }
+
+/// Room below which the port counts as full, bytes: a frame without segmentation, of the usual MTU, and
+/// its headers.
+pub(crate) const LEAST_ROOM: usize = 1_700;
 
 /// Error of a full outbox: the frame was not queued. It is counted as `EngineBusy`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -350,6 +414,7 @@ impl Outbox {
             bytes: Vec::new(),
             ends: Vec::new(),
             byte_limit,
+            port_room: usize::MAX,
             back_in: VecDeque::new(),
             back_in_bytes: 0,
         }
@@ -446,13 +511,24 @@ impl Outbox {
         self.ends.len() + frames <= Self::FRAMES && self.bytes.len() + bytes <= self.byte_limit
     }
 
-    /// Returns the bytes for which there is room, [`L3_AT`] of them for each frame; 0 if no more frames
-    /// fit.
+    /// Sets how many bytes the port takes before frames are dropped ([`FrameIo::room`]).
+    pub(crate) fn set_port_room(&mut self, bytes: usize) {
+        self.port_room = bytes;
+    }
+
+    /// Returns the bytes for which there is room, also in the port, [`L3_AT`] of them for each frame; 0
+    /// if no more frames fit.
     pub(crate) fn room(&self) -> usize {
+        let limit = self.byte_limit.min(self.port_room);
         match self.ends.len() < Self::FRAMES {
-            true => self.byte_limit.saturating_sub(self.bytes.len()),
+            true => limit.saturating_sub(self.bytes.len()),
             false => 0,
         }
+    }
+
+    /// Whether the port takes no further frame with data at present.
+    pub(crate) fn is_port_full(&self) -> bool {
+        self.bytes.len() + LEAST_ROOM > self.port_room
     }
 
     /// Returns the number of queued frames.

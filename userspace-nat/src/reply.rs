@@ -57,7 +57,7 @@ impl IcmpError {
     pub const FIRST_OPTION: Self = Self::ParameterProblem(20);
 
     /// Returns type, code and second word of the header.
-    fn header(self, version: Version) -> (u8, u8, u32) {
+    pub(crate) fn header(self, version: Version) -> (u8, u8, u32) {
         match version {
             Version::V4 => {
                 use icmp::v4::{PARAMETER_PROBLEM, TIME_EXCEEDED, UNREACHABLE};

@@ -42,8 +42,9 @@ impl Services {
     }
 
     /// Returns the time at which [`Services::on_timer`] is due, ns; `None` when no timer runs.
-    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
-        let deadlines = [self.dns.next_deadline_ns(), self.relay.next_deadline_ns()];
+    pub(crate) fn next_deadline_ns(&self, is_port_full: bool) -> Option<u64> {
+        let of_relay = self.relay.next_deadline_ns(is_port_full);
+        let deadlines = [self.dns.next_deadline_ns(), of_relay];
         deadlines.into_iter().flatten().min()
     }
 

@@ -94,14 +94,6 @@ impl VmStats {
         unsafe { count::drop_packet(self.drops, reason, segments.packets, segments.bytes) }
     }
 
-    /// Packets dropped for this reason so far.
-    #[cfg(test)]
-    pub(crate) fn packets_dropped(&self, reason: DropReason) -> u64 {
-        let counters = self.drops.cast::<slipgate_abi::Counter>();
-        // SAFETY: `new`'s promise; the struct is an array of counters in the order of the enum.
-        unsafe { (*counters.add(reason as usize)).packets }
-    }
-
     /// Adds `by` to a counter of events.
     pub fn tally(&self, what: Tally, by: u64) {
         let c = self.counters;

@@ -1,4 +1,4 @@
-use slipgate_abi::{DropCounters, RuleIndex, RuleRefusals, VmCounters};
+use slipgate_abi::{DropCounters, DropReason, RuleIndex, RuleRefusals, VmCounters};
 
 use super::VmStats;
 
@@ -20,4 +20,13 @@ fn a_rule_keeps_its_place_when_one_before_comes_free() {
     let places = stats.snapshot().0.refused_by_rule;
     let named = |place: RuleRefusals| (place.rule, place.flows);
     assert_eq!(places.map(named)[..3], [(10, 1), (8, 2), (0, 0)]);
+}
+
+impl VmStats {
+    /// Packets dropped for this reason so far.
+    pub(crate) fn packets_dropped(&self, reason: DropReason) -> u64 {
+        let counters = self.drops.cast::<slipgate_abi::Counter>();
+        // SAFETY: `new`'s promise; the struct is an array of counters in the order of the enum.
+        unsafe { (*counters.add(reason as usize)).packets }
+    }
 }

@@ -15,27 +15,26 @@
 //! packet is counted when it is translated. Only the engine's thread runs this, so the tables need no
 //! other guard; `flows` and `stats` read them from another process, as they read the kernel's.
 //!
-//! All descriptors (the link's, the sockets, a timer) are in one epoll set, whose own descriptor is the
-//! port's.
+//! All descriptors (the link's, the sockets) are in one epoll set, which is the engine's too
+//! ([`FrameIo::set`]): the engine waits for them with its own, and passes on what is ready.
 use std::{
     collections::VecDeque,
     io,
-    os::fd::{AsFd, BorrowedFd},
-    time::Duration,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::BorrowedFd,
+    rc::Rc,
+    sync::atomic::Ordering::Relaxed,
 };
 
 use nix::{
     errno::Errno,
-    sys::{
-        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-        time::TimeSpec,
-        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
-    },
+    sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
     unistd::read,
 };
 use slipgate_abi::{
-    DropReason, Ip4, Ip6, VmRow,
-    datapath::{Maps, engine_port, guest_egress, uplink_ingress},
+    Direction, DropReason, FlowRef, Ip4, Ip6, PortHeader, VmRow,
+    datapath::{Maps, engine_port, guest_egress, identity, uplink_ingress},
+    portframe::PortFlags,
     segment::{self, Segments},
 };
 
@@ -44,7 +43,8 @@ use slipgate_model::{FlowTuple, TupleKey, USERSPACE_GUEST, USERSPACE_PORT};
 use crate::{
     clock::{Clock, SystemClock},
     guest_link::{GuestLink, Input, Packet as Received},
-    packet::{Ip, Packet},
+    host_sockets::HostSockets,
+    packet::{Ip, Packet, Version},
     port::{
         Batch, ETHERNET_LEN, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr, ethertype_of,
         single,
@@ -56,22 +56,24 @@ use crate::{
 
 const GUEST: u32 = USERSPACE_GUEST.get();
 const PORT: u32 = USERSPACE_PORT.get();
-/// Largest packet that the host's sockets take, bytes: the host's kernel cuts it as its links need.
+/// Largest packet that the host's sockets take, bytes. Where a link on the way carries less, the host's
+/// kernel cuts it, or refuses it if it has DF; then the guest is told.
 const WORLD_MTU: u32 = 65_535;
 /// Frames of the guest that are read in one call, so that sockets and the engine have their turns: of a
 /// TAP, a system call each; of a stream, of one system call.
 const FRAMES_AT_ONCE: usize = 64;
 const STREAM_FRAMES_AT_ONCE: usize = 256;
-/// Events that one call takes.
-const EVENTS: usize = 64;
 /// Frames that wait for the engine at most. The programs' credits keep the queue shorter.
 const MOST_QUEUED: usize = 1_024;
 
-/// Keys in the set that are no socket's.
-const LINK_KEY: u64 = 1 << 32;
-const TIMER_KEY: u64 = 2 << 32;
-const LISTENER_KEY: u64 = 3 << 32;
-const KICK_KEY: u64 = 4 << 32;
+/// Keys in the set that are no socket's: those of sockets are below these.
+const LINK: u32 = 1 << 31;
+const LISTENER: u32 = LINK + 1;
+const KICK: u32 = LINK + 2;
+/// The same as data of events, which are tokens of [`crate::poll::Subsystem::Port`].
+const LINK_KEY: u64 = LINK as u64;
+const LISTENER_KEY: u64 = LISTENER as u64;
+const KICK_KEY: u64 = KICK as u64;
 
 /// The tables in memory.
 pub trait MemoryTables {
@@ -91,17 +93,19 @@ pub trait MemoryTables {
 pub struct UserspacePort<T> {
     tables: T,
     sockets: Sockets,
-    epoll: Epoll,
-    timer: TimerFd,
+    epoll: Rc<Epoll>,
+    /// Events that were not handled yet.
+    ready: Vec<(u32, EpollFlags)>,
     link: GuestLink,
     /// Frames for the engine.
     queue: VecDeque<Vec<u8>>,
     /// Frame of the guest or the engine that is being handled.
     frame: Box<[u8]>,
-    /// Time for which the timer is set, ns.
-    timer_ns: Option<u64>,
     /// Whether there is something to do at once, without an event.
     has_more: bool,
+    /// Whether relayed connections may fill the link's queue beyond where flows stop. That is so in every
+    /// second turn: in the others the queue becomes shorter, until flows have room too.
+    is_relays_turn: bool,
 }
 
 /// Where frames go from here.
@@ -180,7 +184,7 @@ impl<T: MemoryTables> Out<'_, T> {
                 false
             }
             End::Redirected(_) => true,
-            End::Dropped(_) | End::Discarded | End::Passed => false,
+            End::Dropped(_) | End::Discarded | End::Copied | End::Passed => false,
         }
     }
 
@@ -205,7 +209,7 @@ impl<T: MemoryTables> Out<'_, T> {
 
 impl<T: MemoryTables> ToGuest for Out<'_, T> {
     fn has_room(&mut self) -> bool {
-        self.link.has_room()
+        self.link.room(false).is_some_and(|room| room > 0)
     }
 
     fn deliver(&mut self, vnet: VirtioNetHdr, bytes: &mut [u8]) -> Delivered {
@@ -225,25 +229,59 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
         match end {
             End::Redirected(_) => Delivered::Yes,
             End::Passed | End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
-            End::Dropped(_) | End::Discarded => Delivered::Dropped,
+            End::Dropped(_) | End::Discarded | End::Copied => Delivered::Dropped,
         }
     }
 
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
         self.count_lost(reason, vnet, len);
     }
+
+    fn not_sent(&mut self, tuple: &FlowTuple, reason: DropReason, len: usize) {
+        let maps = self.tables.maps();
+        // It was counted in this turn, in which no flow ends.
+        if let Some(slot) = flow_of(&maps, tuple).and_then(|flow| maps.slot(flow.slot)) {
+            slot.tx_packets().fetch_sub(1, Relaxed);
+            slot.tx_bytes().fetch_sub(len as u64, Relaxed);
+        }
+        let limits = maps.tap(GUEST).and_then(|tap| maps.rates(tap.vm_row));
+        if let Some(limits) = limits.filter(|limits| limits.budget(Direction::Tx).is_some()) {
+            // The broker may have begun a new day meanwhile.
+            let used = limits.used(Direction::Tx);
+            let _ = used.fetch_update(Relaxed, Relaxed, |used| {
+                Some(used.saturating_sub(len as u64))
+            });
+        }
+        self.count_of_guest(reason, single(len));
+    }
+
+    fn gateway(&self, version: Version) -> Option<IpAddr> {
+        let maps = self.tables.maps();
+        let tap = maps.tap(GUEST)?;
+        match version {
+            Version::V4 => {
+                let (_, gateway, _) = identity::network(maps.vm(tap.vm_row, tap.vm)?);
+                Some(Ipv4Addr::from(gateway).into())
+            }
+            Version::V6 => Some(Ipv6Addr::from(maps.vm6(tap.vm_row)?.gateway()).into()),
+        }
+    }
 }
 
 impl<T: MemoryTables> UserspacePort<T> {
     /// A port over the guest's link. `takes_uso`: whether it takes UDP GSO frames; `mtu`: its MTU,
-    /// bytes.
+    /// bytes; `most_files`: descriptors that the process may have.
     ///
     /// # Errors
-    /// The kernel gives no epoll or timer descriptor.
-    pub fn new(tables: T, link: GuestLink, takes_uso: bool, mtu: u16) -> io::Result<Self> {
+    /// The kernel gives no epoll descriptor.
+    pub fn new(
+        tables: T,
+        link: GuestLink,
+        takes_uso: bool,
+        mtu: u16,
+        most_files: u64,
+    ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
         match &link {
             GuestLink::Tap(queue) => {
                 epoll.add(queue, EpollEvent::new(EpollFlags::EPOLLIN, LINK_KEY))?;
@@ -252,17 +290,16 @@ impl<T: MemoryTables> UserspacePort<T> {
             GuestLink::Packets(link) => link.watch(&epoll, LINK_KEY)?,
             GuestLink::Rings(link) => link.watch(&epoll, LISTENER_KEY, LINK_KEY)?,
         }
-        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
         Ok(Self {
             tables,
-            sockets: Sockets::new(takes_uso, mtu),
-            epoll,
-            timer,
+            sockets: Sockets::new(takes_uso, mtu, most_files),
+            epoll: Rc::new(epoll),
+            ready: Vec::new(),
             link,
             queue: VecDeque::new(),
             frame: vec![0; MAX_FRAME].into_boxed_slice(),
-            timer_ns: None,
             has_more: false,
+            is_relays_turn: false,
         })
     }
 
@@ -287,6 +324,9 @@ impl<T: MemoryTables> UserspacePort<T> {
             Some(ether_type) => u16::from_be_bytes([ether_type[0], ether_type[1]]),
             None => 0,
         };
+        let command = bytes[VNET_LEN..].first_chunk().and_then(PortHeader::decode);
+        let came_in_fragments = from == PORT
+            && command.is_some_and(|command| command.flags & PortFlags::REASSEMBLED != 0);
         let end = {
             let frame = Frame::new(vnet, from, ether_type, bytes, VNET_LEN);
             let run = Run::new(out.surroundings(), &frame);
@@ -299,7 +339,8 @@ impl<T: MemoryTables> UserspacePort<T> {
             && let Ok(ip) = Ip::parse(&bytes[L3_AT..])
             && let Ok(packet) = Packet::parse(ip)
         {
-            sockets.take(&packet, vnet, epoll, &mut out, now_ns);
+            let how = (vnet, came_in_fragments);
+            sockets.take(&packet, how, epoll, &mut out, now_ns);
         }
     }
 
@@ -424,31 +465,14 @@ impl<T: MemoryTables> UserspacePort<T> {
         Ok(has_accepted)
     }
 
-    /// Does what sockets owe and what is due, sends it, and sets the timer.
+    /// Does what sockets owe and what is due, and sends it.
     fn work(&mut self, now_ns: u64) -> io::Result<()> {
         let (sockets, epoll, mut out, _) = self.parts(now_ns);
         let is_more = sockets.work(epoll, &mut out, now_ns);
         let maps = out.tables.maps();
-        sockets.sweep(now_ns, |tuple: &FlowTuple| match tuple.key() {
-            Some(TupleKey::V4(tuple)) => maps.flow(&tuple).is_some(),
-            Some(TupleKey::V6(tuple)) => maps.flow6(&tuple).is_some(),
-            None => false,
-        });
+        sockets.sweep(now_ns, |tuple: &FlowTuple| flow_of(&maps, tuple).is_some());
         let is_new = self.settle_link(now_ns)?;
         self.has_more = is_more || is_new || !self.queue.is_empty() || self.has_input();
-        let Some(due_ns) = self.sockets.due_ns() else {
-            return Ok(());
-        };
-        // One that runs out too early leads here again. Most are put off time and again before they
-        // are due, so this takes fewer system calls than to follow each.
-        if self.timer_ns.is_some_and(|timer_ns| timer_ns <= due_ns) {
-            return Ok(());
-        }
-        // Zero would disarm it.
-        let wait = Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1));
-        let once = Expiration::OneShot(TimeSpec::from_duration(wait));
-        self.timer.set(once, TimerSetTimeFlags::empty())?;
-        self.timer_ns = Some(due_ns);
         Ok(())
     }
 
@@ -465,44 +489,41 @@ impl<T: MemoryTables> UserspacePort<T> {
     }
 }
 
+/// Returns a flow by its tuple, of either family.
+fn flow_of(maps: &impl Maps, tuple: &FlowTuple) -> Option<FlowRef> {
+    match tuple.key()? {
+        TupleKey::V4(tuple) => maps.flow(&tuple),
+        TupleKey::V6(tuple) => maps.flow6(&tuple),
+    }
+}
+
 impl<T: MemoryTables> FrameIo for UserspacePort<T> {
     fn recv(&mut self, batch: &mut Batch) -> io::Result<()> {
         let now_ns = SystemClock.now_ns();
-        let mut events = [EpollEvent::empty(); EVENTS];
-        let ready = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
-            Ok(ready) => ready,
-            Err(Errno::EINTR) => 0,
-            Err(error) => return Err(error.into()),
-        };
+        self.is_relays_turn = !self.is_relays_turn;
         // What was left of the last turn comes without an event.
         let mut is_readable = self.has_input();
-        for event in &events[..ready] {
-            match event.data() {
-                LINK_KEY => {
+        let mut ready = std::mem::take(&mut self.ready);
+        for (key, flags) in ready.drain(..) {
+            match key {
+                LINK => {
                     is_readable = true;
                     self.hear_vmm();
                 }
-                KICK_KEY => {
+                KICK => {
                     is_readable = true;
                     if let GuestLink::Rings(link) = &mut self.link {
                         link.kicked();
                     }
                 }
-                LISTENER_KEY => {}
-                TIMER_KEY => {
-                    self.timer_ns = None;
-                    let mut expirations = [0; 8];
-                    match read(&self.timer, &mut expirations) {
-                        Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
+                LISTENER => {}
                 key => {
                     let (sockets, _, mut out, _) = self.parts(now_ns);
-                    sockets.ready(key as u32, event.events(), &mut out, now_ns);
+                    sockets.ready(key, flags, &mut out, now_ns);
                 }
             }
         }
+        self.ready = ready;
         if is_readable {
             self.read_link(now_ns)?;
         }
@@ -521,14 +542,55 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.0.as_fd())
+        None
+    }
+
+    fn set(&self) -> Option<Rc<Epoll>> {
+        Some(self.epoll.clone())
+    }
+
+    fn on_ready(&mut self, key: u32, flags: EpollFlags) {
+        self.ready.push((key, flags));
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.sockets.due_ns()
+    }
+
+    fn rest(&mut self) -> bool {
+        if self.sockets.has_put_off() {
+            let (sockets, epoll, mut out, _) = self.parts(SystemClock.now_ns());
+            let now_ns = out.now_ns;
+            sockets.do_put_off(epoll, &mut out, now_ns);
+            // An error shows again in the next turn, which is at once then.
+            let is_new = self.settle_link(now_ns).unwrap_or(true);
+            self.has_more |= is_new || !self.queue.is_empty() || self.has_input();
+        }
+        self.sockets.host().make_next();
+        self.has_more
+    }
+
+    fn room(&mut self) -> usize {
+        // Where there is no guest a frame is dropped, not kept for it.
+        self.link.room(self.is_relays_turn).unwrap_or(usize::MAX)
     }
 
     fn has_more(&self) -> bool {
-        self.has_more
+        self.has_more || !self.ready.is_empty()
+    }
+
+    fn host_sockets(&self) -> Option<Rc<HostSockets>> {
+        Some(self.sockets.host())
     }
 
     fn is_looked_at(&self) -> bool {
         true
     }
 }
+
+#[cfg(test)]
+#[path = "userspace_port_budget_test.rs"]
+mod budget_tests;
+#[cfg(test)]
+#[path = "userspace_port_test.rs"]
+mod tests;

@@ -46,8 +46,10 @@ impl VmNet {
                 (addr.to_bits() ^ self.guest.to_bits()) & mask == 0
             }
             IpAddr::V6(addr) => {
-                addr.is_unicast_link_local()
-                    || self.ipv6.is_some_and(|ipv6| ipv6.prefix.contains(&addr))
+                let is_guests = |ipv6: slipgate_model::GuestIpv6| {
+                    ipv6.gateway_net().contains(&addr) || ipv6.prefix.contains(&addr)
+                };
+                addr.is_unicast_link_local() || self.ipv6.is_some_and(is_guests)
             }
         }
     }

@@ -9,6 +9,7 @@ use std::sync::{
 use serde::Serialize;
 
 use crate::virtio::{
+    balloon::{BalloonCounters, BalloonSnapshot},
     block::{DiskCounters, DiskSnapshot},
     net::{NetCounters, NetSnapshot},
     transport::{TransportCounters, TransportSnapshot},
@@ -29,6 +30,7 @@ pub(crate) struct DeviceCounters {
     pub(crate) rng: Option<Arc<TransportCounters>>,
     pub(crate) disks: Vec<(Arc<DiskCounters>, Arc<TransportCounters>)>,
     pub(crate) vsock: Option<(Arc<VsockCounters>, Arc<TransportCounters>)>,
+    pub(crate) balloon: Option<(Arc<BalloonCounters>, Arc<TransportCounters>)>,
 }
 
 impl Counters {
@@ -44,6 +46,7 @@ impl Counters {
     pub fn snapshot(&self) -> Snapshot {
         let net = self.devices.net.as_ref();
         let vsock = self.devices.vsock.as_ref();
+        let balloon = self.devices.balloon.as_ref();
         Snapshot {
             vcpus: self.vcpus.iter().map(VcpuCounters::snapshot).collect(),
             serial: self.serial.snapshot(),
@@ -64,6 +67,8 @@ impl Counters {
                 .collect(),
             vsock: vsock.map(|(device, _)| device.snapshot()),
             vsock_transport: vsock.map(|(_, transport)| transport.snapshot()),
+            balloon: balloon.map(|(device, _)| device.snapshot()),
+            balloon_transport: balloon.map(|(_, transport)| transport.snapshot()),
         }
     }
 }
@@ -147,6 +152,10 @@ pub struct Snapshot {
     pub vsock: Option<VsockSnapshot>,
     /// Figures of the vsock device's registers and interrupts.
     pub vsock_transport: Option<TransportSnapshot>,
+    /// Figures of the balloon.
+    pub balloon: Option<BalloonSnapshot>,
+    /// Figures of the balloon's registers and interrupts.
+    pub balloon_transport: Option<TransportSnapshot>,
 }
 
 /// Adding to a counter.

@@ -15,9 +15,9 @@
 /// Range of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// First address.
+    /// First address of the range.
     pub start: u64,
-    /// Length in bytes.
+    /// Length of the range, bytes.
     pub size: u64,
 }
 
@@ -38,7 +38,7 @@ impl Window {
     }
 }
 
-/// Page size, bytes.
+/// Size of a page, bytes.
 pub const PAGE_SIZE: u64 = 4096;
 /// Largest number of CPUs of a machine.
 pub const MAX_CPUS: u8 = 32;

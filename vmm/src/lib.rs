@@ -34,7 +34,7 @@ pub use machine::{
     SnapshotFiles, StopHandle,
 };
 pub use report::Report;
-pub use thread::{ThreadKind, ThreadSetup};
+pub use thread::{Starting, ThreadKind, ThreadSetup};
 
 /// Guest memory, in one or two regions around the hole below 4 GiB.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;

@@ -59,9 +59,11 @@ pub struct MachineConfig {
     pub cpus: u8,
     /// RAM in bytes, whole pages.
     pub memory_bytes: u64,
-    /// What the machine begins with.
+    /// Whether the memory is of huge pages; not that of a snapshot, nor one that another process has too.
+    pub huge_pages: bool,
+    /// Source of the guest's first state: a kernel or a snapshot.
     pub origin: Origin,
-    /// Its devices.
+    /// Devices of the machine.
     pub devices: Devices,
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm: OwnedFd,
@@ -69,14 +71,14 @@ pub struct MachineConfig {
     pub threads: ThreadSetup,
 }
 
-/// What a machine begins with.
+/// Source of a machine's first state.
 pub enum Origin {
     /// Kernel, initrd and command line.
     Boot(BootSource),
     /// Files of a snapshot ([`Control::snapshot`]), opened for reading. CPUs, memory and devices must
     /// be those of the saved machine.
     Snapshot {
-        /// The state.
+        /// File with the state of CPUs and devices.
         state: File,
         /// The memory. It must not change for as long as the machine is there, nor that of a base.
         memory: File,
@@ -92,11 +94,11 @@ pub struct Machine {
     control: Control,
     /// Signals that the generation id is another, in a machine that was restored.
     new_generation: Option<EventFd>,
-    /// What it takes to begin anew; `None`: the guest's reset ends the machine.
+    /// Everything that a restart needs; `None`: the guest's reset ends the machine.
     restart: Option<Box<Restart>>,
 }
 
-/// What the vCPUs of a machine begin with.
+/// First state of a machine's vCPUs.
 enum Beginning {
     Kernel(boot::Loaded, BootSource),
     State(Box<MachineState>),
@@ -128,7 +130,8 @@ impl Machine {
         }
         kick::install().map_err(MachineError::host("installing a signal handler"))?;
         let kvm = kvm::open(config.kvm)?;
-        let physical_bits = cpuid::physical_bits(&cpuid::filtered(&kvm, 0, cpus)?);
+        let host = cpuid::Supported::of(&kvm)?;
+        let physical_bits = cpuid::physical_bits(&host.filtered(0, cpus)?);
         if !layout::is_reached(config.memory_bytes, physical_bits) {
             return Err(MachineError::AddressBits {
                 bytes: config.memory_bytes,
@@ -144,7 +147,12 @@ impl Machine {
             .and_then(|net| net.shared.as_ref());
         let shared = shared.map(File::try_clone).transpose();
         let shared = shared.map_err(MachineError::host("copying a descriptor"))?;
-        let (memory, beginning) = begin(config.origin, config.memory_bytes, shared, &acpi)?;
+        let kind = match shared {
+            Some(file) => Kind::Shared(file),
+            None if config.huge_pages => Kind::Huge,
+            None => Kind::Ordinary,
+        };
+        let (memory, beginning) = begin(config.origin, config.memory_bytes, kind, &acpi)?;
         let memory = Arc::new(memory);
         let vm = Arc::new(kvm::create(&kvm, &memory)?);
         let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
@@ -162,6 +170,7 @@ impl Machine {
             net,
             disks,
             vsock,
+            balloon,
             serial: serial_io,
         } = config.devices;
         let uart = saved.map(|state| &state.serial);
@@ -186,16 +195,17 @@ impl Machine {
             doorbells,
             mmio64,
         };
-        let (pci, devices) = devices::root(&platform, net, disks, vsock, &config.threads)?;
+        let made = devices::make(&platform, net, disks, (vsock, balloon), &config.threads)?;
         let shared = Arc::new(vcpu::Shared {
             memory,
             bus: Bus {
                 console,
                 pm_timer: PmTimer::start(),
                 rtc: Rtc::default(),
-                pci,
+                pci: made.root,
             },
-            counters: Arc::new(Counters::new(cpus, serial, devices)),
+            balloon: made.balloon,
+            counters: Arc::new(Counters::new(cpus, serial, made.counters)),
             ending: Ending::new().map_err(MachineError::host("making an eventfd"))?,
             gate: Gate::default(),
             stopping: AtomicBool::new(false),
@@ -213,11 +223,11 @@ impl Machine {
         };
         for index in 0..cpus {
             let made = match &beginning {
-                Beginning::Kernel(kernel, _) => vcpu::create(&kvm, &vm, index, cpus, kernel)?,
+                Beginning::Kernel(kernel, _) => vcpu::create(&host, &vm, index, cpus, kernel)?,
                 Beginning::State(state) => {
                     let saved = &state.vcpus[usize::from(index)];
                     let saved = (saved, &machine.shared.abilities);
-                    vcpu::restore(&kvm, &vm, index, cpus, saved)?
+                    vcpu::restore(&host, &vm, index, cpus, saved)?
                 }
             };
             let power_on = may_restart.then(|| vcpu::power_on(&made, &machine.shared.abilities));
@@ -260,6 +270,10 @@ impl Machine {
         let target = |thread| unsafe { kick::Target::of(thread) };
         let targets = machine.vcpus.iter().map(target).collect();
         machine.control = Control::new(machine.shared.clone(), vm, targets);
+        config
+            .threads
+            .finish()
+            .map_err(MachineError::host("confining a thread"))?;
         Ok(machine)
     }
 
@@ -334,23 +348,38 @@ impl Drop for Machine {
     }
 }
 
-/// Makes the memory, in the file `shared` if there is one, with what the machine begins with.
+/// What the memory of a machine that boots is.
+enum Kind {
+    /// Anonymous, in pages as the host has them.
+    Ordinary,
+    /// Anonymous, in huge pages.
+    Huge,
+    /// A file that another process has too.
+    Shared(File),
+}
+
+/// Makes the memory, with what the machine begins with.
 fn begin(
     origin: Origin,
     bytes: u64,
-    shared: Option<File>,
+    kind: Kind,
     acpi: &AcpiConfig,
 ) -> Result<(GuestMemory, Beginning), MachineError> {
     match origin {
-        Origin::Snapshot { .. } if shared.is_some() => {
+        Origin::Snapshot { .. } if matches!(kind, Kind::Shared(_)) => {
             let why =
                 "its memory is private, so no other process can serve the network card's rings";
             Err(SnapshotError::Mismatch(why.to_owned()).into())
         }
+        Origin::Snapshot { .. } if matches!(kind, Kind::Huge) => {
+            let why = "its memory is a file's, which has no huge pages";
+            Err(SnapshotError::Mismatch(why.to_owned()).into())
+        }
         Origin::Boot(source) => {
-            let memory = match shared {
-                Some(file) => memory::shared(bytes, file, shared_bytes(bytes))?,
-                None => memory::create(bytes)?,
+            let memory = match kind {
+                Kind::Shared(file) => memory::shared(bytes, file, shared_bytes(bytes))?,
+                Kind::Huge => memory::create_huge(bytes)?,
+                Kind::Ordinary => memory::create(bytes)?,
             };
             let kernel = boot::load(&memory, &source)?;
             acpi::write(&memory, acpi)?;

@@ -14,6 +14,8 @@ use crate::{
     snapshot::Layers,
 };
 
+/// Size of a huge page, bytes.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Least memory of a machine, bytes.
 pub const MIN_BYTES: u64 = 4 << 20;
 
@@ -33,6 +35,23 @@ pub enum MemoryError {
         /// Error from the kernel or vm-memory, as text.
         why: String,
     },
+    /// The host has not enough huge pages.
+    #[error(
+        "mapping {bytes} bytes of guest memory in huge pages of 2 MiB: {why}; give the host enough of \
+         them (`sysctl vm.nr_hugepages={pages}` at the least; HugePages_Free in /proc/meminfo says what \
+         is left), or do without"
+    )]
+    HugePages {
+        /// Requested size of the memory, bytes.
+        bytes: u64,
+        /// Number of pages that it takes.
+        pages: u64,
+        /// Error from the kernel or vm-memory, as text.
+        why: String,
+    },
+    /// The size is no whole number of huge pages.
+    #[error("{0} bytes of memory asked for: huge pages take a multiple of 2 MiB")]
+    NoHugePages(u64),
     /// The snapshot's file can't be asked for its size.
     #[error("looking at the file of the memory")]
     File(#[source] io::Error),
@@ -57,6 +76,37 @@ pub fn create(bytes: u64) -> Result<GuestMemory, MemoryError> {
         .map(|piece| (GuestAddress(piece.start), piece.size as usize))
         .collect();
     GuestMemory::from_ranges(&pieces).map_err(|e| refused(bytes, e))
+}
+
+/// As [`create`], in huge pages of 2 MiB, which the host reserves for it at once.
+///
+/// # Errors
+/// The size is invalid, or the host has not enough huge pages.
+pub fn create_huge(bytes: u64) -> Result<GuestMemory, MemoryError> {
+    check(bytes)?;
+    if !bytes.is_multiple_of(HUGE_PAGE_BYTES) {
+        return Err(MemoryError::NoHugePages(bytes));
+    }
+    let refused = |why: String| MemoryError::HugePages {
+        bytes,
+        pages: bytes / HUGE_PAGE_BYTES,
+        why,
+    };
+    let mut regions = Vec::new();
+    for piece in layout::ram(bytes) {
+        // Without MAP_NORESERVE: a page that is not there later would be the end of the machine.
+        let flags =
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
+        let mapping = MmapRegionBuilder::new(piece.size as usize)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(flags)
+            .with_hugetlbfs(true)
+            .build()
+            .map_err(|e| refused(e.to_string()))?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(piece.start));
+        regions.push(region.ok_or_else(|| refused("beyond 64 bits".to_owned()))?);
+    }
+    GuestMemory::from_regions(regions).map_err(|e| refused(e.to_string()))
 }
 
 /// Maps the memory that [`write_memory`](crate::snapshot::write_memory) wrote, privately: what the
@@ -183,11 +233,7 @@ fn check(bytes: u64) -> Result<(), MemoryError> {
 pub fn clear(memory: &GuestMemory) -> io::Result<()> {
     for region in memory.iter() {
         let (start, bytes) = (region.as_ptr(), region.len() as usize);
-        // Pages of a file are freed there, for all who have it.
-        let advice = match region.flags() & libc::MAP_SHARED {
-            0 => libc::MADV_DONTNEED,
-            _ => libc::MADV_REMOVE,
-        };
+        let advice = discarding(region);
         // SAFETY: the range is that of a mapping, which stays; its pages are private and anonymous, or
         // those of a file of memory, so they are zeroes when they are touched again.
         if unsafe { libc::madvise(start.cast(), bytes, advice) } != 0 {
@@ -195,6 +241,23 @@ pub fn clear(memory: &GuestMemory) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the advice to the kernel that gives pages of a region back to the host.
+pub(crate) fn discarding(region: &GuestRegionMmap<()>) -> libc::c_int {
+    match region.flags() & libc::MAP_SHARED {
+        0 => libc::MADV_DONTNEED,
+        // Pages of a file are freed there, for all who have it.
+        _ => libc::MADV_REMOVE,
+    }
+}
+
+/// Returns the size of the host's pages of a region, which are given back whole or not at all.
+pub(crate) fn page_bytes(region: &GuestRegionMmap<()>) -> u64 {
+    match region.is_hugetlbfs() {
+        Some(true) => HUGE_PAGE_BYTES,
+        _ => PAGE_SIZE,
+    }
 }
 
 /// Returns the size of RAM, bytes.

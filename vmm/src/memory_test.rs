@@ -40,3 +40,14 @@ fn odd_sizes_are_refused() {
         );
     }
 }
+
+#[test]
+fn huge_pages_take_whole_ones_and_what_the_host_lacks_is_said_with_a_remedy() {
+    let odd = create_huge(HUGE_PAGE_BYTES * 4 + PAGE_SIZE).unwrap_err();
+    assert!(odd.to_string().contains("a multiple of 2 MiB"), "{odd}");
+    // More than any host has.
+    let refused = create_huge(1 << 44).unwrap_err().to_string();
+    for part in ["huge pages", "vm.nr_hugepages=8388608", "HugePages_Free"] {
+        assert!(refused.contains(part), "{refused}");
+    }
+}

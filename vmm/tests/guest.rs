@@ -5,14 +5,14 @@ use std::{
     net::TcpListener,
     os::fd::{AsRawFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::mpsc,
     thread,
     time::Duration,
 };
 
 use slipgate_testbed::{NetNs, require_kvm, require_root_and_tun, skipped};
 use slipgate_vmm::{
-    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo,
+    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo, ThreadSetup,
     boot::{BootSource, Kernel},
     counters::Snapshot,
     virtio::net::NetConfig,
@@ -58,6 +58,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
         .open("/dev/kvm")
         .unwrap();
     let machine = Machine::new(MachineConfig {
+        huge_pages: false,
         cpus: 2,
         memory_bytes: 64 << 20,
         origin: Origin::Boot(BootSource {
@@ -69,6 +70,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
             net,
             disks: Vec::new(),
             vsock: None,
+            balloon: None,
             serial: SerialIo {
                 input: None,
                 limit_bytes: None,
@@ -76,7 +78,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
             },
         },
         kvm: kvm.into(),
-        threads: Arc::new(|_| Ok(())),
+        threads: ThreadSetup::new(|_| Ok(())),
     })
     .unwrap();
     let counters = machine.counters();

@@ -9,7 +9,7 @@ use std::{
 
 use slipgate_testbed::require_kvm;
 use slipgate_vmm::{
-    Machine, MachineConfig, MachineError, Outcome, ThreadKind,
+    Machine, MachineConfig, MachineError, Outcome, ThreadKind, ThreadSetup,
     report::{Access, Cause, Space},
 };
 
@@ -307,7 +307,7 @@ fn each_thread_is_set_up_first_and_a_refusal_is_an_error() {
     let (mut good, _host) = config(&code, 2);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let seen_by_setup = seen.clone();
-    good.threads = Arc::new(move |kind| {
+    good.threads = ThreadSetup::new(move |kind| {
         seen_by_setup.lock().unwrap().push(kind);
         Ok(())
     });
@@ -321,7 +321,7 @@ fn each_thread_is_set_up_first_and_a_refusal_is_an_error() {
     assert!(of(ThreadKind::Device) >= 2, "the console's two");
 
     let (mut bad, _host) = config(&code, 2);
-    bad.threads = Arc::new(|kind| match kind {
+    bad.threads = ThreadSetup::new(|kind| match kind {
         ThreadKind::Vcpu => Err(std::io::Error::other("not this one")),
         _ => Ok(()),
     });
@@ -347,6 +347,7 @@ fn what_is_no_kvm_is_refused() {
         Err(_) => return slipgate_testbed::skipped!("it needs /dev/kvm"),
     };
     let config = MachineConfig {
+        huge_pages: false,
         kvm: File::open("/dev/null").unwrap().into(),
         ..config
     };

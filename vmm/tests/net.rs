@@ -8,4 +8,5 @@ mod net {
     mod measure;
     mod tap;
     mod traffic;
+    mod vhost;
 }

@@ -3,7 +3,7 @@ use std::{
     fs::{self, File},
     io::{PipeReader, PipeWriter, Read, Write, pipe},
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use std::{
 use slipgate_testbed::require_kvm;
 use slipgate_vmm::{
     Control, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
-    SnapshotFiles, StopHandle,
+    SnapshotFiles, StopHandle, ThreadSetup,
     boot::{BootSource, Kernel},
     snapshot::{SavedFiles, SnapshotError},
 };
@@ -53,6 +53,7 @@ fn config(origin: Origin, cpus: u8) -> (MachineConfig, PipeWriter, PipeReader) {
     let (printed, output) = pipe().unwrap();
     let kvm = File::options().read(true).write(true).open("/dev/kvm");
     let config = MachineConfig {
+        huge_pages: false,
         cpus,
         memory_bytes: MEMORY,
         origin,
@@ -60,6 +61,7 @@ fn config(origin: Origin, cpus: u8) -> (MachineConfig, PipeWriter, PipeReader) {
             net: None,
             disks: Vec::new(),
             vsock: None,
+            balloon: None,
             serial: SerialIo {
                 input: Some(input.into()),
                 limit_bytes: None,
@@ -67,7 +69,7 @@ fn config(origin: Origin, cpus: u8) -> (MachineConfig, PipeWriter, PipeReader) {
             },
         },
         kvm: kvm.unwrap().into(),
-        threads: Arc::new(|_| Ok(())),
+        threads: ThreadSetup::new(|_| Ok(())),
     };
     (config, typed, printed)
 }

@@ -55,7 +55,7 @@ impl Checkout {
         }
     }
 
-    /// What the script tells cargo.
+    /// Runs the build script; returns its instructions to cargo.
     fn build(&self, profile: &str, variables: &[(&str, &Path)]) -> String {
         let output = Command::new(&self.script)
             .env_clear()

@@ -6,7 +6,6 @@
 //! [`Workspace::package`] has and the files of `packaging/`; where each goes is in
 //! `cli/Cargo.toml`.
 
-mod installed;
 mod packages;
 
 use std::{
@@ -18,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf, elf, guest,
+    bpf, elf, guest, privilege,
     rustc_version::rustc_version,
     setup,
     workspace::{Workspace, capture, on_path, run, say},
@@ -37,7 +36,7 @@ pub(crate) struct Dist {
     pub(crate) try_it: bool,
 }
 
-/// Builds it.
+/// Builds the distribution: static binaries, or packages.
 pub(crate) fn dist(workspace: &Workspace, what: Dist) -> Result<()> {
     bpf::build(workspace, &setup::bpf(workspace)?, bpf::Objects::Both)?;
     guest::build(workspace)?;
@@ -70,7 +69,7 @@ pub(crate) fn dist(workspace: &Workspace, what: Dist) -> Result<()> {
         say(file);
     }
     match what.try_it {
-        true => installed::check(workspace, &folder),
+        true => try_packages(workspace, &folder),
         false => Ok(()),
     }
 }
@@ -99,7 +98,7 @@ fn build_static(
     let built = workspace.target.join(target).join("release/slipgate");
     let bytes = fs::read(&built).with_context(|| format!("could not read {}", built.display()))?;
     if elf::interpreter(&bytes)
-        .context("what was built is no ELF program")?
+        .context("the built binary is not an ELF program")?
         .is_some()
     {
         bail!(
@@ -118,4 +117,17 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::remove_file(to).ok();
     let copied = fs::copy(from, to).map(drop);
     copied.with_context(|| format!("could not write {}", to.display()))
+}
+
+/// Runs the test that installs, uses and removes the packages in `folder`.
+fn try_packages(workspace: &Workspace, folder: &Path) -> Result<()> {
+    setup::kernels(workspace)?;
+    setup::debian(workspace)?;
+    let mut cargo = workspace.cargo();
+    cargo
+        .args(["test", "--package=slipgate-testbed", "--test=kernels"])
+        .args(["--", "--ignored", "--nocapture", "the_packages"])
+        .env("SLIPGATE_DIST", folder);
+    privilege::run_binaries_as_root(workspace, &mut cargo)?;
+    run(&mut cargo)
 }

@@ -16,6 +16,7 @@ mod rustc_version;
 mod setup;
 mod summary;
 mod test;
+mod test_binaries;
 mod workspace;
 
 use std::process::ExitCode;

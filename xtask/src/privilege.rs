@@ -24,15 +24,23 @@ pub(crate) fn run_binaries_as_root(workspace: &Workspace, cargo: &mut Command) -
     if is_root() {
         return Ok(());
     }
-    require_sudo("the tests and benchmarks")?;
-    // Asks for the password now, while nothing else is on the terminal.
-    run(Command::new("sudo").arg("--validate"))?;
+    ask_for_tests()?;
     let host = rustc_version(workspace)?
         .host
         .to_uppercase()
         .replace('-', "_");
     cargo.env(format!("CARGO_TARGET_{host}_RUNNER"), "sudo --preserve-env");
     Ok(())
+}
+
+/// Makes sure that tests and benchmarks can be run as root. Asks for the password now, while nothing
+/// else is on the terminal.
+pub(crate) fn ask_for_tests() -> Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    require_sudo("the tests and benchmarks")?;
+    run(Command::new("sudo").arg("--validate"))
 }
 
 fn elevated(program: &OsStr, options: &[&str]) -> Result<Command> {

@@ -1,4 +1,4 @@
-use super::rounds;
+use super::{compiled_together, rounds};
 
 const MEMBERS: [&str; 6] = [
     "slipgate-abi",
@@ -41,4 +41,21 @@ fn an_unknown_crate_is_named() {
         why.contains("--package slipgat:") && why.contains("slipgate-abi"),
         "{why}"
     );
+}
+
+#[test]
+fn all_but_the_guest_are_compiled_by_one_call() {
+    assert_eq!(
+        compiled_together(&[
+            "slipgate-abi",
+            "slipgate-guest",
+            "xtask",
+            "slipgate-testbed"
+        ]),
+        [
+            vec!["slipgate-abi", "xtask", "slipgate-testbed"],
+            vec!["slipgate-guest"]
+        ]
+    );
+    assert_eq!(compiled_together(&["xtask"]), [["xtask"]]);
 }

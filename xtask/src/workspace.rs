@@ -85,21 +85,24 @@ impl Workspace {
         // What is embedded has been built before, or the build is to fail.
         cargo.current_dir(&self.root).env("SLIPGATE_NO_STUBS", "1");
         for (name, _) in env::vars_os() {
-            let told_to_xtask = [
-                "CARGO_PKG_",
-                "CARGO_MANIFEST_",
-                "CARGO_BIN_",
-                "CARGO_CRATE_",
-            ];
-            if told_to_xtask
-                .iter()
-                .any(|p| name.to_string_lossy().starts_with(p))
-            {
+            if is_told_to_xtask(&name) {
                 cargo.env_remove(name);
             }
         }
         cargo
     }
+}
+
+/// Whether `cargo run` set this variable of the environment for xtask.
+pub(crate) fn is_told_to_xtask(name: &OsStr) -> bool {
+    const PREFIXES: [&str; 4] = [
+        "CARGO_PKG_",
+        "CARGO_MANIFEST_",
+        "CARGO_BIN_",
+        "CARGO_CRATE_",
+    ];
+    let name = name.to_string_lossy();
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// A temporary directory, removed when this is dropped.

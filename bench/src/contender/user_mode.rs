@@ -28,11 +28,11 @@ const NAMESPACE_FD: i32 = 9;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Program {
-    /// Belongs to passt.
+    /// The rootless NAT of the project passt.
     Pasta,
     /// The one that [`PASTA`] names.
     NamedPasta,
-    /// Built on libslirp.
+    /// A rootless NAT that uses libslirp.
     Slirp4netns,
 }
 

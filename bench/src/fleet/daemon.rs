@@ -61,12 +61,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// The engines' processes.
+    /// Returns the process ids of the engines.
     pub(crate) fn engines(&self) -> Vec<u32> {
         self.slipgate.children_named("slipgate-engine")
     }
 
-    /// What `slipgate stats` says.
+    /// Runs `slipgate stats --json` and returns its answer.
     pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         Ok(self.slipgate.stats()?)
     }

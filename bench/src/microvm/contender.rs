@@ -1,16 +1,19 @@
 //! Combinations of a VMM and a network, each in a world of its own.
 
 use std::{
+    env,
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use slipgate_testbed::{
     PinDir, Slipgate, World, baseline,
     builtin_guest::{
-        Accelerator, Boot, GuestOutput, Network, OtherVmm, Passt, Qemu, SlipgateRun, SlipgateSocket,
+        Accelerator, Boot, GuestOutput, Network, OtherVmm, Passage, Qemu, SlipgateRun,
+        SocketNetwork,
     },
     world::UPLINK,
 };
@@ -26,7 +29,12 @@ pub(super) enum Contender {
     SlipgateUserspace,
     QemuTap(u8),
     QemuUser,
+    /// The distribution's passt.
     QemuPasst,
+    /// The passt that `SLIPGATE_PASST` names.
+    QemuNamedPasst(Passage),
+    /// The gvproxy that `SLIPGATE_GVPROXY` names.
+    QemuGvproxy,
     /// By `slipgate attach --socket`.
     QemuSocket,
     /// Another VMM on a TAP, if its binary is named, behind nftables or `slipgate attach`, with so
@@ -42,11 +50,14 @@ pub(super) enum Nat {
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 14] = [
+pub(super) const ALL: [Contender; 17] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
     Contender::QemuUser,
     Contender::QemuPasst,
+    Contender::QemuNamedPasst(Passage::Stream),
+    Contender::QemuNamedPasst(Passage::VhostUser),
+    Contender::QemuGvproxy,
     Contender::QemuSocket,
     Contender::SlipgateUserspace,
     Contender::SlipgateRun(2),
@@ -81,6 +92,15 @@ const USERSPACE: [&str; 6] = [
 
 const TAP: &str = "tap0";
 
+/// Variables that name programs that the distribution does not have, or has in an old version.
+const PASST: &str = "SLIPGATE_PASST";
+const GVPROXY: &str = "SLIPGATE_GVPROXY";
+
+fn named(variable: &str) -> Result<PathBuf> {
+    let named = env::var_os(variable).map(PathBuf::from);
+    named.with_context(|| format!("{variable} names no binary"))
+}
+
 impl Contender {
     /// Returns the contender's name, as in the tables.
     pub(super) fn name(self) -> &'static str {
@@ -92,6 +112,9 @@ impl Contender {
             Contender::QemuTap(_) => "qemu-tap ×2",
             Contender::QemuUser => "qemu-libslirp",
             Contender::QemuPasst => "qemu-passt",
+            Contender::QemuNamedPasst(Passage::Stream) => "qemu-passt-current",
+            Contender::QemuNamedPasst(Passage::VhostUser) => "qemu-passt-vhost-user",
+            Contender::QemuGvproxy => "qemu-gvproxy",
             Contender::QemuSocket => "qemu-socket",
             Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 1) => "firecracker-tap",
             Contender::Other(OtherVmm::Firecracker, Nat::Nftables, _) => "firecracker-tap ×2",
@@ -119,6 +142,14 @@ impl Contender {
                 let passt = contender::version("passt", "passt")?;
                 format!("{}, {passt}", qemu()?)
             }
+            Contender::QemuNamedPasst(_) => {
+                let passt = contender::version_of(&named(PASST)?)?;
+                format!("{}, {passt}", qemu()?)
+            }
+            Contender::QemuGvproxy => {
+                let gvproxy = contender::version_of(&named(GVPROXY)?)?;
+                format!("{}, {gvproxy}", qemu()?)
+            }
             Contender::QemuSocket => format!("{}, this commit, user mode", qemu()?),
             Contender::Other(vmm, nat, _) => {
                 let binary = vmm.binary()?;
@@ -136,8 +167,8 @@ impl Contender {
 /// A contender's world, ready for a boot.
 pub(super) struct Stand {
     contender: Contender,
-    passt: Option<Passt>,
-    socket: Option<SlipgateSocket>,
+    /// The network of a guest of QEMU that is reached by a socket.
+    by_socket: Option<SocketNetwork>,
     _slipgate: Option<Slipgate>,
     pub(super) world: World,
 }
@@ -166,18 +197,25 @@ impl Stand {
             }
             None => {}
         }
-        let passt = match contender {
-            Contender::QemuPasst => Some(Passt::start(&world.host, MTU)?),
-            _ => None,
-        };
-        let socket = match contender {
-            Contender::QemuSocket => Some(SlipgateSocket::start(&world.host, &QUOTAS)?),
+        let by_socket = match contender {
+            Contender::QemuPasst => {
+                let passt =
+                    SocketNetwork::passt(&world.host, "passt".as_ref(), MTU, Passage::Stream);
+                Some(passt?)
+            }
+            Contender::QemuNamedPasst(passage) => {
+                let program = named(PASST)?;
+                Some(SocketNetwork::passt(&world.host, &program, MTU, passage)?)
+            }
+            Contender::QemuGvproxy => {
+                Some(SocketNetwork::gvproxy(&world.host, &named(GVPROXY)?, MTU)?)
+            }
+            Contender::QemuSocket => Some(SocketNetwork::slipgate(&world.host, &QUOTAS)?),
             _ => None,
         };
         Ok(Stand {
             contender,
-            passt,
-            socket,
+            by_socket,
             _slipgate: slipgate,
             world,
         })
@@ -227,8 +265,7 @@ impl Stand {
             accelerator: Accelerator::Kvm,
             network,
         };
-        let by_socket = self.passt.as_ref().map(Passt::network);
-        let by_socket = by_socket.or(self.socket.as_ref().map(SlipgateSocket::network));
+        let by_socket = self.by_socket.as_ref().map(SocketNetwork::network);
         let output = match (self.contender, by_socket) {
             (Contender::SlipgateRun(_), _) => {
                 let run = SlipgateRun {

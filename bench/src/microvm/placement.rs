@@ -5,6 +5,7 @@
 //! scheduler puts the vCPU on the CPU of the servers.
 
 use std::{
+    collections::BTreeSet,
     fs,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -12,6 +13,8 @@ use std::{
 };
 
 use slipgate_testbed::{NetNs, affinity};
+
+use crate::process_tree::descendants;
 
 /// Interval between searches for threads, and the number of searches after the vCPU was found.
 /// Threads that start later inherit the pinning of the thread that starts them.
@@ -40,8 +43,8 @@ impl Placement {
         self.others
     }
 
-    /// Pins the threads of all processes in a namespace, until `done` is set or all threads were
-    /// found.
+    /// Pins the threads of all processes in a namespace and of those that they have started, until
+    /// `done` is set or all threads were found. A jailed VMM is in a namespace of its own.
     pub(super) fn keep(self, namespace: &NetNs, done: &AtomicBool) {
         let mut left = LOOKS_AFTER;
         while left > 0 && !done.load(Ordering::Relaxed) {
@@ -56,7 +59,10 @@ impl Placement {
     /// are skipped.
     fn place(self, namespace: &NetNs) -> bool {
         let mut has_vcpu = false;
-        for process in namespace.processes() {
+        let inside = namespace.processes();
+        let started = inside.iter().flat_map(|process| descendants(*process));
+        let processes: BTreeSet<u32> = inside.iter().copied().chain(started).collect();
+        for process in processes {
             let tasks = fs::read_dir(format!("/proc/{process}/task"));
             for task in tasks.into_iter().flatten().flatten() {
                 let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();

@@ -11,7 +11,7 @@ use std::{
     os::fd::OwnedFd,
     process::{Child, Command, Stdio},
     sync::{
-        Arc, LazyLock,
+        LazyLock,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -26,7 +26,7 @@ use slipgate_testbed::{
     builtin_guest::{self, Accelerator, Boot, Network, Qemu},
 };
 use slipgate_vmm::{
-    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo,
+    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo, ThreadSetup,
     boot::{BootSource, Kernel},
     virtio::net::NetConfig,
 };
@@ -274,6 +274,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
     let open = |path: &str| File::options().read(true).write(true).open(path);
     let image = builtin_guest::image()?;
     let machine = Machine::new(MachineConfig {
+        huge_pages: false,
         cpus,
         memory_bytes: u64::from(MEMORY_MIB) << 20,
         origin: Origin::Boot(BootSource {
@@ -285,6 +286,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
             net: Some(NetConfig::new(MAC, MTU, taps)),
             disks: Vec::new(),
             vsock: None,
+            balloon: None,
             serial: SerialIo {
                 input: None,
                 limit_bytes: None,
@@ -292,7 +294,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
             },
         },
         kvm: open("/dev/kvm").context("open /dev/kvm")?.into(),
-        threads: Arc::new(|_| Ok(())),
+        threads: ThreadSetup::new(|_| Ok(())),
     })?;
     match machine.run() {
         Outcome::PoweredOff | Outcome::Reset | Outcome::GuestExit(0) => Ok(()),

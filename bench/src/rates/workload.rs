@@ -21,7 +21,7 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of echoes.
+/// Interval between two echo requests.
 const INTERVAL: Duration = Duration::from_millis(5);
 /// Data and length of a full segment with timestamps, bytes.
 const SEGMENT: (f64, f64) = (1_448.0, 1_500.0);

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use slipgate_testbed::{NetNs, OrdinaryUser, World};
 
-use super::{forward, process_tree::Started, splice_loop};
+use super::{exec_processes::Started, forward, splice_loop};
 use crate::{
     contender::{
         Contender, MTU, NatProcess, Stand, USER_MODE, USER_MODE_CURRENT, UserMode, own_version,
@@ -17,7 +17,7 @@ use crate::{
 
 /// Name of the device in the command's namespace.
 const DEVICE: &str = "tap0";
-/// What the command is. It does nothing: clients enter its namespace.
+/// Command that runs inside. It does nothing: clients enter its namespace.
 const COMMAND: [&str; 2] = ["sleep", "infinity"];
 /// Largest MTU of `slipgate exec` and of the peers.
 const LARGEST_MTU: u32 = 65_520;
@@ -52,7 +52,7 @@ pub(super) fn forwarding() -> Vec<Box<dyn Contender>> {
     ]
 }
 
-/// `slipgate exec`.
+/// The contender `slipgate exec`.
 struct Exec {
     name: &'static str,
     mtu: u32,

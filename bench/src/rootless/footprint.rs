@@ -1,4 +1,4 @@
-//! What a contender takes of the machine: CPU time while nothing happens, and memory per connection.
+//! Resources that a contender takes: CPU time while nothing happens, and memory per connection.
 
 use std::{fs, net::TcpStream, time::Duration};
 

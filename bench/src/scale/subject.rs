@@ -69,8 +69,8 @@ pub(super) struct Subject {
     added: usize,
 }
 
-/// What was measured with a number of flows: the values, in the order of the metrics behind the
-/// programs' and the floors'.
+/// Results at one number of flows: the values, in the order of the metrics behind the programs' and
+/// the floors'.
 pub(super) struct Measured {
     pub(super) values: Vec<f64>,
     pub(super) details: Vec<(&'static str, f64)>,

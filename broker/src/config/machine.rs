@@ -39,6 +39,8 @@ pub struct VmmBounds {
     pub cgroup: Option<CgroupSpec>,
     /// Whether the machine begins anew when its guest resets it.
     pub may_restart: bool,
+    /// Whether the guest's memory is of the host's huge pages.
+    pub huge_pages: bool,
 }
 
 /// Cgroup (v2) of a machine's process.
@@ -48,9 +50,11 @@ pub struct CgroupSpec {
     pub parent: PathBuf,
     /// Most CPU time, hundredths of a CPU.
     pub cpu_percent: Option<u32>,
-    /// Most memory, bytes.
+    /// Largest memory use, bytes.
     pub memory_bytes: Option<u64>,
-    /// Most threads.
+    /// Most of its memory that is swapped out, bytes.
+    pub swap_bytes: Option<u64>,
+    /// Largest number of threads.
     pub pids: Option<u32>,
 }
 
@@ -71,6 +75,9 @@ pub struct MachineSpec {
     /// Connections between guest and host; `None` without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockSpec>,
+    /// Memory that the guest is asked to give back at the beginning, MiB; `None`: it has no balloon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balloon_mib: Option<u64>,
     /// The kernel's command line, or the built-in guest's work.
     pub cmdline: String,
     /// Number of virtual CPUs.
@@ -113,7 +120,7 @@ pub struct DiskSpec {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VsockSpec {
-    /// The guest's address.
+    /// Address of the guest (CID).
     pub cid: u32,
     /// Path of the Unix socket to which programs of the host connect.
     pub socket: PathBuf,
@@ -144,7 +151,7 @@ const MAX_DESCRIPTION: u64 = 64 << 10;
 pub struct SavedMachine {
     /// Version of the description.
     version: u32,
-    /// The machine.
+    /// Specification of the machine.
     pub machine: MachineSpec,
     /// The snapshot that this one differs from; `None`: it is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -157,7 +164,7 @@ pub struct SavedMachine {
 pub struct SavedBase {
     /// Its id: what the state of the other one says, too.
     pub id: String,
-    /// Its directory.
+    /// Directory of the snapshot.
     pub path: PathBuf,
 }
 
@@ -273,7 +280,7 @@ fn writers(owner: u32, mode: u32, we: u32) -> Option<String> {
     }
 }
 
-/// What to do about a snapshot that others can have written.
+/// Remedy for a snapshot that others can have written.
 pub const OWN_SNAPSHOT: &str = "if you trust what is in it, make it yours: chown -R to you and chmod -R go-w; or restore it as the user who made it";
 
 fn mac_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> {

@@ -23,7 +23,8 @@ pub struct GuestNetwork {
     pub ipv6: Ipv6Mode,
     /// Prefix of the guests' IPv6 addresses, of 64 bits, unless a VM has its own.
     pub ipv6_prefix: Ipv6Net,
-    /// Prefix that the network routes to this host, of which VMs get a /64 each; `None`: there is none.
+    /// Prefix that the network routes to this host, of which VMs get a /64 each, or an address each if
+    /// it is longer; `None`: there is none.
     #[serde(default)]
     pub ipv6_pool: Option<Ipv6Net>,
 }

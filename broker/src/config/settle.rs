@@ -2,7 +2,7 @@
 //!
 //! Typed rules come before the file's, in every policy of the file. A flag takes precedence over
 //! the file's value, and a value in `--vm` takes precedence over the flag.
-use std::{ops::RangeInclusive, path::Path};
+use std::{borrow::Cow, ops::RangeInclusive, path::Path};
 
 use anyhow::Context as _;
 use slipgate_control::Sizes;
@@ -137,13 +137,28 @@ impl Config {
     /// One of them can't be served by these settings; the error names it.
     pub(crate) fn serve_kept(&mut self, kept: &[VmDefinition]) -> anyhow::Result<()> {
         for definition in kept {
-            let vm = VmConfig::checked(definition, &self.network)
+            let vm = VmConfig::checked(&self.as_translated(definition), &self.network)
                 .and_then(|mut vm| self.settle_vm(&mut vm).map(|()| vm));
             let name = &definition.name;
             let vm = vm.with_context(|| format!("the VM {name}, which was served before"))?;
             self.vms.push(vm);
         }
         Ok(())
+    }
+
+    /// A VM's definition, without the single address that it was given while its address was routed: of
+    /// a guest that is translated now it can't be the prefix.
+    fn as_translated<'a>(&self, definition: &'a VmDefinition) -> Cow<'a, VmDefinition> {
+        let is_routed = definition.ipv6.unwrap_or(self.network.ipv6) == Ipv6Mode::Routed;
+        let prefix = definition.ipv6_prefix.as_deref();
+        let is_single = prefix.is_some_and(|prefix| prefix.ends_with("/128"));
+        match is_single && !is_routed {
+            false => Cow::Borrowed(definition),
+            true => Cow::Owned(VmDefinition {
+                ipv6_prefix: None,
+                ..definition.clone()
+            }),
+        }
     }
 
     /// Derives the policy and the quotas of a further VM, and checks its forwards.

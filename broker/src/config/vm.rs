@@ -13,7 +13,7 @@ use slipgate_policy::{
     },
 };
 
-use super::{GuestNetwork, check_ipv6_prefix};
+use super::{GuestNetwork, check_ipv6_prefix, check_routed_prefix};
 
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
@@ -149,7 +149,11 @@ impl VmConfig {
             ));
         }
         let prefix = ipv6_prefix.as_deref();
-        let prefix = prefix.map(|prefix| check_ipv6_prefix("ipv6_prefix", prefix));
+        let is_routed = ipv6.unwrap_or(network.ipv6) == Ipv6Mode::Routed;
+        let prefix = prefix.map(|prefix| match is_routed {
+            true => check_routed_prefix("ipv6_prefix", prefix),
+            false => check_ipv6_prefix("ipv6_prefix", prefix),
+        });
         let mac = mac.as_deref().map(|mac| parse_mac("mac", mac, mac));
         Ok(Self {
             mac: mac.transpose()?,

@@ -7,13 +7,16 @@ use std::collections::BTreeMap;
 
 use slipgate_abi::VmRow;
 
+/// Answer to a client whose thaw was cancelled.
+pub(crate) const FROZEN_AGAIN: &str = "it was frozen again meanwhile";
+
 /// VMs that are about to be thawed, by request.
 #[derive(Debug, Default)]
-pub(super) struct Thaws(BTreeMap<u64, Thaw>);
+pub(crate) struct Thaws(BTreeMap<u64, Thaw>);
 
 /// State of a thaw when the engine is ready for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Thaw {
+pub(crate) enum Thaw {
     /// The thaw is valid, for the VM of this row.
     Of(VmRow),
     /// The VM was frozen again meanwhile.
@@ -22,19 +25,19 @@ pub(super) enum Thaw {
 
 impl Thaws {
     /// Records that a thaw was requested.
-    pub(super) fn begin(&mut self, request: u64, row: VmRow) {
+    pub(crate) fn begin(&mut self, request: u64, row: VmRow) {
         self.0.insert(request, Thaw::Of(row));
     }
 
     /// Cancels the thaws of a VM, because it is to be frozen.
-    pub(super) fn undo(&mut self, row: VmRow) {
+    pub(crate) fn undo(&mut self, row: VmRow) {
         let all = self.0.values_mut();
         let of_row = all.filter(|thaw| **thaw == Thaw::Of(row));
         of_row.for_each(|thaw| *thaw = Thaw::Undone);
     }
 
     /// Returns the thaw of this request, if it was one. The engine is ready for it.
-    pub(super) fn take(&mut self, request: u64) -> Option<Thaw> {
+    pub(crate) fn take(&mut self, request: u64) -> Option<Thaw> {
         self.0.remove(&request)
     }
 }

@@ -25,7 +25,7 @@ fn of_status(status: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     (names(has), names(lacks))
 }
 
-/// What keeps the hybrid NAT from running here, in a few words; `None` if nothing is known to.
+/// Returns the reason why the hybrid NAT cannot run here, in a few words; `None` if none is known.
 pub fn problem() -> Option<String> {
     let (_, lacks) = capabilities();
     if !lacks.is_empty() {

@@ -12,12 +12,13 @@ use slipgate_abi::{
     AtEnd, Direction, VmRow,
     rate::{BudgetBits, RateRef},
 };
+use slipgate_control::SharedMaps;
 use slipgate_ipc::api::Event;
 
 use super::Attached;
 
-/// Interval of looks.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Interval between two looks at the budgets.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// VMs in one look.
 const AT_ONCE: usize = 256;
 
@@ -32,7 +33,7 @@ pub(crate) struct Budgets {
     has_met: bool,
 }
 
-/// What an engine is to do.
+/// Order to an engine about a spent budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BudgetOrder {
     /// Cut the VM's flows.
@@ -78,7 +79,7 @@ impl Attached {
             }
             self.budgets.has_met = true;
             let at_end = vm.config.limits.rates.budget.at_end;
-            let order = self.look_at_budget(at, limits, at_end, today);
+            let order = self.look_at_budget(at, at_end, today);
             orders.extend(order.map(|order| (self.vms[at].worker, order)));
         }
         let has_ended = until >= self.vms.len();
@@ -88,78 +89,104 @@ impl Attached {
         orders
     }
 
-    fn look_at_budget(
-        &mut self,
-        at: usize,
-        limits: RateRef,
-        at_end: AtEnd,
-        today: u32,
-    ) -> Option<BudgetOrder> {
-        let (row, vm) = (self.vms[at].open.row, self.vms[at].config.name.clone());
-        let maps = self.datapath.maps();
-        let mut order = None;
-        for direction in [Direction::Tx, Direction::Rx] {
-            let Some((bytes, _)) = limits.budget(direction) else {
-                continue;
-            };
-            begin_day(limits, direction, today);
-            let bits = limits.budget_bits(direction);
-            let is_told = bits.load(Relaxed) & BudgetBits::TOLD != 0;
-            match limits.is_spent(direction) {
-                true if !is_told => {
-                    bits.fetch_or(BudgetBits::TOLD, Relaxed);
-                    let name = name(direction);
-                    tracing::info!("{vm} has spent its budget of {bytes} bytes ({name})");
-                    self.events.push(Event::BudgetSpent {
-                        vm: vm.clone(),
-                        direction: name.into(),
-                        bytes,
-                    });
-                    match at_end {
-                        AtEnd::Refuse => {}
-                        AtEnd::Cut => {
-                            bits.fetch_or(BudgetBits::CUT_DUE, Relaxed);
-                        }
-                        AtEnd::Freeze if maps.is_frozen(row) => {}
-                        AtEnd::Freeze => {
-                            maps.set_frozen(row, true);
-                            bits.fetch_or(BudgetBits::FROZE, Relaxed);
-                            self.events.push(Event::VmFrozen { vm: vm.clone() });
-                        }
-                    }
-                }
-                // A new day, or a larger budget.
-                false if is_told => {
-                    bits.fetch_and(!(BudgetBits::TOLD | BudgetBits::CUT_DUE), Relaxed);
-                }
-                _ => {}
-            }
-            // Asked again until an engine is told.
-            if at_end == AtEnd::Cut && bits.load(Relaxed) & BudgetBits::CUT_DUE != 0 {
-                order = Some(BudgetOrder::Cut(row));
-            }
-        }
-        let is_spent = limits.is_spent(Direction::Tx) || limits.is_spent(Direction::Rx);
-        if has_frozen(limits) && !is_spent {
-            // Asked again until it is thawed.
-            match maps.is_frozen(row) {
-                true => order = Some(BudgetOrder::Thaw(row)),
-                false => clear(limits, BudgetBits::FROZE),
-            }
-        }
-        order
+    fn look_at_budget(&mut self, at: usize, at_end: AtEnd, today: u32) -> Option<BudgetOrder> {
+        let vm = &self.vms[at];
+        let about = (vm.open.row, vm.config.name.as_str());
+        let events = &mut self.events;
+        look_at(self.datapath.maps(), about, at_end, today, |event| {
+            events.push(event);
+        })
     }
 
     /// An engine has been told to cut the flows of a VM whose budget is spent.
     pub(crate) fn is_cut(&self, row: VmRow) {
-        if let Some(limits) = self.datapath.maps().rate_limits(row) {
-            clear(limits, BudgetBits::CUT_DUE);
-        }
+        is_cut(self.datapath.maps(), row);
     }
 }
 
+/// Looks at the budgets of a VM, by its row and its name. Returns what its engine is to do; `tell` is
+/// told of what happens.
+pub(crate) fn look_at(
+    maps: &SharedMaps,
+    (row, vm): (VmRow, &str),
+    at_end: AtEnd,
+    today: u32,
+    mut tell: impl FnMut(Event),
+) -> Option<BudgetOrder> {
+    let limits = maps.rate_limits(row)?;
+    let mut order = None;
+    for direction in [Direction::Tx, Direction::Rx] {
+        let Some((bytes, _)) = limits.budget(direction) else {
+            continue;
+        };
+        begin_day(limits, direction, today);
+        let bits = limits.budget_bits(direction);
+        let is_told = bits.load(Relaxed) & BudgetBits::TOLD != 0;
+        match limits.is_spent(direction) {
+            true if !is_told => {
+                bits.fetch_or(BudgetBits::TOLD, Relaxed);
+                let name = name(direction);
+                tracing::info!("{vm} has spent its budget of {bytes} bytes ({name})");
+                tell(Event::BudgetSpent {
+                    vm: vm.to_owned(),
+                    direction: name.into(),
+                    bytes,
+                });
+                match at_end {
+                    AtEnd::Refuse => {}
+                    AtEnd::Cut => {
+                        bits.fetch_or(BudgetBits::CUT_DUE, Relaxed);
+                    }
+                    AtEnd::Freeze if maps.is_frozen(row) => {}
+                    AtEnd::Freeze => {
+                        maps.set_frozen(row, true);
+                        bits.fetch_or(BudgetBits::FROZE, Relaxed);
+                        tell(Event::VmFrozen { vm: vm.to_owned() });
+                    }
+                }
+            }
+            // A new day, or a larger budget.
+            false if is_told => {
+                bits.fetch_and(!(BudgetBits::TOLD | BudgetBits::CUT_DUE), Relaxed);
+            }
+            _ => {}
+        }
+        // Asked again until an engine is told.
+        if at_end == AtEnd::Cut && bits.load(Relaxed) & BudgetBits::CUT_DUE != 0 {
+            order = Some(BudgetOrder::Cut(row));
+        }
+    }
+    let is_spent = limits.is_spent(Direction::Tx) || limits.is_spent(Direction::Rx);
+    if has_frozen(limits) && !is_spent {
+        // Asked again until it is thawed.
+        match maps.is_frozen(row) {
+            true => order = Some(BudgetOrder::Thaw(row)),
+            false => clear(limits, BudgetBits::FROZE),
+        }
+    }
+    order
+}
+
+/// The engine has been told to cut the flows of a VM whose budget is spent.
+pub(crate) fn is_cut(maps: &SharedMaps, row: VmRow) {
+    if let Some(limits) = maps.rate_limits(row) {
+        clear(limits, BudgetBits::CUT_DUE);
+    }
+}
+
+/// Freezes a VM for another reason than a spent budget, so that none thaws it. Returns whether it was not
+/// frozen before.
+pub(crate) fn freeze(maps: &SharedMaps, row: VmRow) -> bool {
+    if let Some(limits) = maps.rate_limits(row) {
+        clear(limits, BudgetBits::FROZE);
+    }
+    let was_frozen = maps.is_frozen(row);
+    maps.set_frozen(row, true);
+    !was_frozen
+}
+
 /// Whether a spent budget froze the VM, be it that the budget is no more.
-pub(super) fn has_frozen(limits: RateRef) -> bool {
+pub(crate) fn has_frozen(limits: RateRef) -> bool {
     let bits = |direction| limits.budget_bits(direction).load(Relaxed);
     (bits(Direction::Tx) | bits(Direction::Rx)) & BudgetBits::FROZE != 0
 }

@@ -54,7 +54,7 @@ pub(crate) struct Compiled {
     gone: Vec<Name>,
 }
 
-/// What a change has done.
+/// Result of a change of the policies.
 #[derive(Debug, Default)]
 pub(crate) struct TakenIn {
     /// Indexes of the policies that changed.
@@ -313,30 +313,6 @@ impl Catalogue {
     pub(crate) fn list(&mut self, index: u32) -> bool {
         self.listed.insert(index)
     }
-}
-
-/// Gives policies that stay as they are, and the forwards behind them, their elements of `RULES`.
-/// Returns the numbered policies, and the elements of the forwards.
-///
-/// # Errors
-/// There is no room.
-pub(crate) fn numbered(
-    writer: Writer<'_>,
-    policies: PolicySet,
-    forwards: Vec<Described>,
-) -> anyhow::Result<(PolicySet, Range<u32>)> {
-    let policies: Vec<Policy> = policies.into_policies().collect();
-    let described = policies.iter().map(|policy| policy.described().collect());
-    let lists: Vec<Vec<Described>> = described.chain([forwards]).collect();
-    let mut runs = RuleRoom::default()
-        .begin(writer, &lists)
-        .context("giving the rules their numbers")?;
-    let forwards = runs.pop().unwrap_or(0..0);
-    let mut set = PolicySet::default();
-    for ((index, policy), run) in (0..).zip(policies).zip(runs) {
-        set.put(index, Some(policy.numbered(run.start)));
-    }
-    Ok((set, forwards))
 }
 
 fn check_number(policies: usize) -> anyhow::Result<()> {

@@ -22,11 +22,11 @@ use crate::config::VmConfig;
 const MAIN: u32 = 254;
 const LOCAL: u32 = 255;
 
-/// What is known of the routes that policies name.
+/// The routes that policies name, and the ways to them.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     named: BTreeSet<EgressRoutes>,
-    /// What the log was told of each that leads nowhere.
+    /// Last logged complaint about each whose way leads nowhere.
     troubles: BTreeMap<EgressRoutes, String>,
 }
 
@@ -190,7 +190,7 @@ fn trouble_with(network: &Network, domain: &RouteDomain) -> Option<String> {
     });
     if let Some(priority) = undecided {
         return Some(format!(
-            "the rule {priority} of `ip rule` is by what slipgate does not look at, such as ports or \
+            "the rule {priority} of `ip rule` has a condition that slipgate does not check, such as ports or \
              users: flows that come to it are refused. Name the table instead of the mark"
         ));
     }

@@ -16,7 +16,7 @@ use slipgate_policy::{
     document::{ConfigError, LoadedPolicy, NAT_ADDRESSES},
 };
 
-use super::{Attached, ServedVm, Taken, domains::vrf_table};
+use super::{Attached, ResourceTaken, ServedVm, domains::vrf_table};
 use crate::{config::VmConfig, host};
 
 impl Attached {
@@ -119,7 +119,7 @@ impl Attached {
                     "{NAT_ADDRESSES} {address} of {whose}: it is of {vm} alone, whose definition \
                      has it: leave it out of the policy, or of the definition"
                 );
-                return Err(Taken(text).into());
+                return Err(ResourceTaken(text).into());
             }
         }
         Ok(())
@@ -146,7 +146,7 @@ impl Attached {
             let mut forwards = other.forwards.iter();
             if let Some(forward) = forwards.find(|forward| pool.contains(forward.host)) {
                 let (address, spec, name) = (forward.host, &forward.spec, &other.name);
-                return Err(Taken(format!(
+                return Err(ResourceTaken(format!(
                     "{NAT_ADDRESSES} {address}: the forward {spec} of {name} names it, and an \
                      address in a VM's definition is of that VM alone: give another, or take that \
                      forward from {name} first"
@@ -167,7 +167,7 @@ impl Attached {
     }
 
     /// Returns the error of a definition with the address of `--nat-address`.
-    fn taken_by_flag(&self, pool: &AddressPool) -> Option<Taken> {
+    fn taken_by_flag(&self, pool: &AddressPool) -> Option<ResourceTaken> {
         let address = self.config.nat_address?.into();
         pool.contains(address)
             .then(|| taken(address, "--nat-address"))
@@ -178,7 +178,7 @@ impl Attached {
         &self,
         new: &VmConfig,
         present: Option<&VmConfig>,
-    ) -> Result<(), Taken> {
+    ) -> Result<(), ResourceTaken> {
         let is_present = |host| {
             let mut forwards = present.into_iter().flat_map(|vm| &vm.forwards);
             forwards.any(|forward| forward.host == host)
@@ -187,7 +187,7 @@ impl Attached {
             let others = self.vms.iter().map(|vm| &vm.config);
             let mut others = others.filter(|other| other.name != new.name);
             if let Some(owner) = others.find(|other| other.nat_addresses.contains(forward.host)) {
-                return Err(Taken(format!(
+                return Err(ResourceTaken(format!(
                     "forwards {}: {} has that address for itself: forward from another, or leave \
                      the address out",
                     forward.spec, owner.name
@@ -239,8 +239,8 @@ fn whose(settings: &Settings) -> String {
     }
 }
 
-fn taken(address: std::net::IpAddr, by: &str) -> Taken {
-    Taken(format!(
+fn taken(address: std::net::IpAddr, by: &str) -> ResourceTaken {
+    ResourceTaken(format!(
         "{NAT_ADDRESSES} {address}: {by} has it, and an address in a VM's definition is of that VM \
          alone: give another, or put it into a policy that both have"
     ))

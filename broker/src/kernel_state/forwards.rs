@@ -18,7 +18,7 @@ use slipgate_control::{
 use slipgate_ipc::engine::{ForwardSocket, ToEngine};
 use slipgate_policy::{Described, document::Forward};
 
-use super::{Attached, ServedVm, Taken, reserve};
+use super::{Attached, ResourceTaken, ServedVm, reserve};
 use crate::config::{Config, VmConfig};
 
 /// Text of the rule that flows of VMs' own forwards show. All share one element of `RULES`, so a
@@ -58,18 +58,8 @@ impl HostPort {
     fn key(self) -> Key {
         let Self { protocol, port, .. } = self;
         match self.host {
-            IpAddr::V4(host) => Key::V4(ForwardKey {
-                host: host.into(),
-                port,
-                protocol,
-                pad: 0,
-            }),
-            IpAddr::V6(host) => Key::V6(ForwardKey6 {
-                host: host.into(),
-                port,
-                protocol,
-                pad: [0; 5],
-            }),
+            IpAddr::V4(host) => Key::V4(ForwardKey::new(host.into(), port, protocol)),
+            IpAddr::V6(host) => Key::V6(ForwardKey6::new(host.into(), port, protocol)),
         }
     }
 
@@ -236,7 +226,7 @@ impl Attached {
     /// `old`: the forwards of its present definition, of which it may not hold all.
     ///
     /// # Errors
-    /// [`Taken`]: another process or VM has a port. [`GivenBack`]: a VM had it until now. There are
+    /// [`ResourceTaken`]: another process or VM has a port. [`GivenBack`]: a VM had it until now. There are
     /// too many forwards, or there is no descriptor left.
     pub(crate) fn reserve_change(
         &self,
@@ -290,8 +280,8 @@ impl Attached {
             let held = self.forwards.held.keys().filter(counts).count();
             // Guests' mappings may take the other half.
             let most = match &self.config.eim_ports {
-                Some(_) if !is_ipv6 => MAX_FORWARDS as usize / 2,
-                _ => MAX_FORWARDS as usize,
+                Some(_) => MAX_FORWARDS as usize / 2,
+                None => MAX_FORWARDS as usize,
             };
             if held + more - fewer > most {
                 let family = if is_ipv6 { "IPv6" } else { "IPv4" };
@@ -308,10 +298,10 @@ impl Attached {
     fn reserve_for(&self, forward: &Forward, vm: &str) -> anyhow::Result<OwnedFd> {
         match self.forwards.holder(forward, vm) {
             None => reserve::reserve(forward).map_err(|e| match self.forwards.awaited(forward) {
-                Some(awaited) if e.is::<Taken>() => awaited.into(),
+                Some(awaited) if e.is::<ResourceTaken>() => awaited.into(),
                 _ => e,
             }),
-            Some(holder) => Err(Taken(format!(
+            Some(holder) => Err(ResourceTaken(format!(
                 "forwards {}: port {} of the host leads to {holder}: forward another port, \
                  or take it from that VM first",
                 forward.spec, forward.host_port
@@ -428,15 +418,17 @@ impl Attached {
         };
         // Those of mappings are the engine's.
         let mapped = self.config.eim_ports.as_ref();
+        let is_mapped = |port: u16| mapped.is_some_and(|ports| ports.contains(&port));
         maps.forwards.remove_if(|key, target| {
             ids.contains(&target.id())
-                && !mapped.is_some_and(|ports| ports.contains(&key.port))
+                && !is_mapped(key.port)
                 && !stays(IpAddr::V4(key.host.into()), key.port, key.protocol)
         })?;
         let routed = self.routed_prefixes();
         maps.forwards6.remove_if(|key, target| {
             ids.contains(&target.id())
                 && !routed.contains(key)
+                && (key.is_routed() || !is_mapped(key.port))
                 && !stays(IpAddr::V6(key.host.into()), key.port, key.protocol)
         })?;
         for (port, held) in &self.forwards.held {

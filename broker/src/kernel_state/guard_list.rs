@@ -60,7 +60,7 @@ impl Attached {
             let removed = all.try_for_each(|(key, _)| deny.remove(&key).map(drop));
             // What stays takes room, and denies nothing until the number is used again.
             if let Err(e) = removed {
-                tracing::warn!("removing what a policy denied from the guard's list: {e}");
+                tracing::warn!("removing prefixes that a policy denied from the guard's list: {e}");
                 self.unremoved.insert(number);
             }
         }
@@ -74,7 +74,7 @@ impl Attached {
         let is_left = |number: u32| self.unremoved.contains(&number);
         let deny = &self.datapath.maps().deny;
         deny.remove_if(|prefix, _| is_left(u32::from_be_bytes(prefix.key.policy)))
-            .context("removing what an earlier policy denied from the guard's list")?;
+            .context("removing prefixes that an earlier policy denied from the guard's list")?;
         self.unremoved.clear();
         Ok(())
     }

@@ -26,7 +26,7 @@ const TAPS_AT_ONCE: usize = 256;
 /// Devices at which changed filters are looked at in one turn; the others are due in the next.
 const CHANGED_AT_ONCE: usize = 64;
 
-/// What is known of the places.
+/// Places of slipgate's programs at the hooks, as last seen.
 #[derive(Debug)]
 pub(crate) struct HookPlaces {
     /// `None` on a host that was short of descriptors at the start.
@@ -65,7 +65,7 @@ impl HookPlaces {
 }
 
 /// A program of slipgate's at a device.
-struct Place {
+struct AttachedProgram {
     ifindex: IfIndex,
     program: Program,
     /// Name of the device.
@@ -129,7 +129,7 @@ impl Attached {
         names
     }
 
-    fn place_at(&self, ifindex: IfIndex) -> Option<Place> {
+    fn place_at(&self, ifindex: IfIndex) -> Option<AttachedProgram> {
         let link = self.watch.network().links.get(&ifindex)?;
         let is_uplink =
             self.uplink.ifindex == ifindex || self.vm_uplinks.ifindexes().contains(&ifindex);
@@ -140,7 +140,7 @@ impl Attached {
             (false, true) => Program::GuestEgress,
             (false, false) => return None,
         };
-        Some(Place {
+        Some(AttachedProgram {
             ifindex,
             program,
             device: link.name.clone(),
@@ -148,8 +148,8 @@ impl Attached {
         })
     }
 
-    fn look_at_place(&mut self, place: &Place) {
-        let Place {
+    fn look_at_place(&mut self, place: &AttachedProgram) {
+        let AttachedProgram {
             ifindex,
             program,
             device,
@@ -191,8 +191,8 @@ impl Attached {
         }
     }
 
-    fn take_back(&mut self, place: &Place, standing: &Standing) {
-        let Place {
+    fn take_back(&mut self, place: &AttachedProgram, standing: &Standing) {
+        let AttachedProgram {
             ifindex,
             program,
             device,

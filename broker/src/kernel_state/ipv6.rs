@@ -20,7 +20,7 @@ use slipgate_model::{
 use super::{Attached, ServedVm, network_view, vms::ipv6_in_row};
 use crate::config::{GuestNetwork, MIN_MTU6, VmConfig};
 
-/// What is configured about a VM's IPv6.
+/// Configured IPv6 of a VM.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ipv6Wish {
     mode: Ipv6Mode,
@@ -161,8 +161,7 @@ impl Attached {
     }
 }
 
-/// What was found out about uplinks during an event: each is looked at once, however many VMs have
-/// it.
+/// Results of checks of uplinks during one event: each is checked once, however many VMs have it.
 #[derive(Debug, Default)]
 struct PerUplink(HashMap<IfIndex, bool>);
 

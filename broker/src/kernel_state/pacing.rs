@@ -127,7 +127,7 @@ impl Attached {
             Err(e) => {
                 if !std::mem::replace(&mut self.pacing.told, true) {
                     tracing::warn!(
-                        "rates of what guests send are policed, not shaped, so TCP gets less: {e}"
+                        "rates from guests are policed, not shaped, so TCP gets less: {e}"
                     );
                 }
                 None

@@ -22,7 +22,7 @@ const BACKLOG: i32 = 1_024;
 /// Error: another process or VM has the requested resource. The text names it.
 #[derive(thiserror::Error, Debug)]
 #[error("{0}")]
-pub(crate) struct Taken(pub(crate) String);
+pub(crate) struct ResourceTaken(pub(crate) String);
 
 /// Takes a forward's socket over from a predecessor, or makes one.
 pub(super) fn take_over(
@@ -73,7 +73,7 @@ pub(crate) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let taken = || {
         let by = holder(name, forward.host, forward.host_port);
         let remedy = "stop that one, or forward another port";
-        Taken(format!("{}: it is taken by {by}; {remedy}", what())).into()
+        ResourceTaken(format!("{}: it is taken by {by}; {remedy}", what())).into()
     };
     match bind(socket.as_raw_fd(), &address) {
         Ok(()) => {}
@@ -148,9 +148,15 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// Returns the process that has a socket on this port, found by its inode in /proc.
+/// Returns the process that has a socket on this port, found by its inode in /proc. Rather another than
+/// this one, which may have the port for other addresses.
 fn holder(protocol: &str, host: IpAddr, port: u16) -> Holder {
-    let sockets: Vec<(u64, u32)> = [protocol.to_owned(), format!("{protocol}6")]
+    // A socket of IPv6 may hold a port of IPv4, too.
+    let tables = match host {
+        IpAddr::V4(_) => vec![protocol.to_owned(), format!("{protocol}6")],
+        IpAddr::V6(_) => vec![format!("{protocol}6")],
+    };
+    let sockets: Vec<(u64, u32)> = tables
         .iter()
         .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
         .flat_map(|text| sockets_in(&text, protocol == "tcp", host, port))
@@ -161,6 +167,7 @@ fn holder(protocol: &str, host: IpAddr, port: u16) -> Holder {
     let inodes = sockets.iter().map(|(inode, _)| format!("socket:[{inode}]"));
     let inodes: Vec<String> = inodes.collect();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut is_this_one = false;
     for process in processes {
         let Some(pid) = process.file_name().to_str().and_then(|n| n.parse().ok()) else {
             continue;
@@ -176,7 +183,9 @@ fn holder(protocol: &str, host: IpAddr, port: u16) -> Holder {
                     .iter()
                     .any(|inode| target.as_os_str() == inode.as_str())
             });
-        if has {
+        if has && pid == std::process::id() {
+            is_this_one = true;
+        } else if has {
             let holder = Holder::of(pid);
             // Who started an engine is the one to stop.
             let is_engine = matches!(
@@ -187,7 +196,10 @@ fn holder(protocol: &str, host: IpAddr, port: u16) -> Holder {
             return broker.map_or(holder, Holder::of);
         }
     }
-    Holder::User(*user)
+    match is_this_one {
+        true => Holder::of(std::process::id()),
+        false => Holder::User(*user),
+    }
 }
 
 fn parent_of(pid: u32) -> Option<u32> {

@@ -7,7 +7,7 @@
 //! a router that has a route by this host does not ask.
 use std::{
     collections::{BTreeMap, HashSet},
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
 };
 
 use anyhow::{Context as _, bail};
@@ -65,10 +65,13 @@ impl Attached {
         let Some(prefix) = prefix_of(ipv6) else {
             return Ok(());
         };
-        take_prefix(self.datapath.maps(), prefix, open)?;
+        // Its VMs' prefixes do not overlap: an entry that does is of a definition that is gone, and is
+        // swept when forwards are written.
+        let is_other_process = |name: &str| !self.config.vms.iter().any(|vm| vm.name == name);
+        take_prefix(self.datapath.maps(), prefix, open, is_other_process)?;
         if let Some(e) = &self.neighbour_links.refused {
             tracing::warn!(
-                "{prefix}: a network card may keep back what neighbours ask for guests' addresses \
+                "{prefix}: a network card may filter out neighbour solicitations for guests' addresses \
                  ({e}): give slipgate CAP_NET_RAW, or have the router route the prefix by this host"
             );
         }
@@ -94,7 +97,7 @@ impl Attached {
                 continue;
             };
             let (name, own) = (&vm.config.name, self.host_address_in(prefix));
-            let is_taken = maps.forwards6.get(&key_of(prefix.network()));
+            let is_taken = maps.forwards6.get(&key_of(prefix));
             let is_taken = matches!(is_taken, Ok(Some(target)) if target.id() == vm.open.id);
             match (own, is_taken) {
                 (Some(own), true) => {
@@ -124,7 +127,7 @@ impl Attached {
     pub(super) fn routed_prefixes(&self) -> HashSet<ForwardKey6> {
         let nets = self.vms.iter().filter_map(|vm| vm.ipv6);
         let routed = nets.filter(|net| net.is_routed);
-        routed.map(|net| key_of(net.prefix.network())).collect()
+        routed.map(|net| key_of(net.prefix)).collect()
     }
 
     /// Checks that no address of the host is in a prefix that is to be one VM's alone.
@@ -203,10 +206,25 @@ fn prefix_of(ipv6: Option<&GuestIpv6>) -> Option<Ipv6Net> {
     ipv6.filter(|net| net.is_routed).map(|net| net.prefix)
 }
 
-/// Enters a prefix for a VM, in the place of one that is gone at most.
-fn take_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Result<()> {
-    let key = key_of(prefix.network());
+/// Enters a prefix for a VM, in the place of one that is gone at most. `is_other_process`: whether the
+/// VM of a name is another process's.
+fn take_prefix(
+    maps: &SharedMaps,
+    prefix: Ipv6Net,
+    open: &OpenVm,
+    is_other_process: impl Fn(&str) -> bool,
+) -> anyhow::Result<()> {
+    let key = key_of(prefix);
     let target = ForwardTarget::new(open.id, open.row, 0);
+    // A single address may be of a /64 that is another process's VM's.
+    let around = ForwardKey6::of_routed(prefix.network().into());
+    if around != key
+        && let Some(entry) = maps.forwards6.get(&around)?
+        && let Some(name) = holder_of(maps, &entry)
+        && is_other_process(&name)
+    {
+        bail!("{prefix} is of the /64 that is routed to {name}, a VM of another process: {REMEDY}");
+    }
     loop {
         match maps.forwards6.insert(&key, &target, Insert::New) {
             Err(InsertError::Exists) => {}
@@ -218,20 +236,26 @@ fn take_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Res
         let Some(entry) = maps.forwards6.get(&key)? else {
             continue;
         };
-        let place = entry.row().filter(|_| entry.id() != open.id);
-        if let Some(name) = place.and_then(|row| vm::name_if_open(maps, row, entry.id())) {
-            bail!(
-                "{prefix} is routed to {name}, a VM of another process: give each VM a prefix of its \
-                 own"
-            );
+        if entry.id() != open.id
+            && let Some(name) = holder_of(maps, &entry)
+            && is_other_process(&name)
+        {
+            bail!("{prefix} is routed to {name}, a VM of another process: {REMEDY}");
         }
         maps.forwards6.remove(&key)?;
     }
 }
 
+const REMEDY: &str = "give each VM a prefix of its own";
+
+/// Returns the name of the VM that an entry is of, if it is served.
+fn holder_of(maps: &SharedMaps, entry: &ForwardTarget) -> Option<String> {
+    vm::name_if_open(maps, entry.row()?, entry.id())
+}
+
 /// Removes the entry of a VM's prefix, unless it is another VM's by now.
 fn leave_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Result<()> {
-    let key = key_of(prefix.network());
+    let key = key_of(prefix);
     if maps
         .forwards6
         .get(&key)?
@@ -242,6 +266,11 @@ fn leave_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Re
     Ok(())
 }
 
-fn key_of(prefix: Ipv6Addr) -> ForwardKey6 {
-    ForwardKey6::of_routed(prefix.into())
+/// Key of a VM's /64, or of its single address.
+fn key_of(prefix: Ipv6Net) -> ForwardKey6 {
+    let first = prefix.network().into();
+    match prefix.prefix_len() {
+        128 => ForwardKey6::of_routed_address(first),
+        _ => ForwardKey6::of_routed(first),
+    }
 }

@@ -42,8 +42,8 @@ pub(crate) use self::range_set::RangeSet;
 use crate::persisted_policy::write_whole;
 
 /// Identity of an element: a digest of the whole rule, or the mark of a free element.
-type Whole = [u8; 16];
-const FREE: Whole = RuleElement::FREE.whole;
+type RuleDigest = [u8; 16];
+const FREE: RuleDigest = RuleElement::FREE.whole;
 
 /// Part of all elements that is claimed at once.
 const CLAIMED_AT_ONCE: u32 = 16;
@@ -278,9 +278,9 @@ impl RuleRoom {
 
     /// Returns the first element of a run in which each element is free, or has the rule of its
     /// place already.
-    fn overlay(&self, maps: &SharedMaps, others: &RangeSet, wanted: &[Whole]) -> Option<u32> {
+    fn overlay(&self, maps: &SharedMaps, others: &RangeSet, wanted: &[RuleDigest]) -> Option<u32> {
         let unnamed = self.unnamed(maps, others);
-        let fits = |index: u32, whole: &Whole| {
+        let fits = |index: u32, whole: &RuleDigest| {
             unnamed.contains(index)
                 || self.free.contains(index)
                 || maps.rule_whole(RuleIndex::new(index)) == *whole
@@ -310,7 +310,7 @@ fn at_once(maps: &SharedMaps, wanted: u32) -> u32 {
     (maps.sizes().rules / CLAIMED_AT_ONCE).max(wanted)
 }
 
-fn wholes(rules: &[Described]) -> Vec<Whole> {
+fn wholes(rules: &[Described]) -> Vec<RuleDigest> {
     rules.iter().map(|rule| rule.identity.whole()).collect()
 }
 
@@ -324,11 +324,11 @@ fn ranges_where(end: u32, holds: impl Fn(u32) -> bool) -> impl Iterator<Item = R
     })
 }
 
-/// What the elements hold.
+/// Content of the elements of `RULES`.
 struct Present {
-    elements: Vec<Whole>,
+    elements: Vec<RuleDigest>,
     /// Places of each rule.
-    places: HashMap<Whole, Vec<u32>>,
+    places: HashMap<RuleDigest, Vec<u32>>,
 }
 
 impl Present {
@@ -337,8 +337,8 @@ impl Present {
         Self::of(all.map(|index| maps.rule_whole(index)).collect())
     }
 
-    fn of(elements: Vec<Whole>) -> Self {
-        let mut places: HashMap<Whole, Vec<u32>> = HashMap::new();
+    fn of(elements: Vec<RuleDigest>) -> Self {
+        let mut places: HashMap<RuleDigest, Vec<u32>> = HashMap::new();
         for (index, whole) in (0..).zip(&elements).filter(|(_, whole)| **whole != FREE) {
             places.entry(*whole).or_default().push(index);
         }
@@ -346,7 +346,7 @@ impl Present {
     }
 
     /// Returns the first run that has these rules.
-    fn run_of(&self, wanted: &[Whole]) -> Option<Range<u32>> {
+    fn run_of(&self, wanted: &[RuleDigest]) -> Option<Range<u32>> {
         let has = |start: &u32| {
             let run = self.elements.get(*start as usize..).unwrap_or_default();
             run.starts_with(wanted)

@@ -150,7 +150,7 @@ fn claims_are_read_as_they_are_written_and_nonsense_is_none() {
     assert_eq!(ranges(bad).collect::<Vec<_>>(), [7..8, 1..4]);
 }
 
-/// What no flow names is used again; what is named stays.
+/// Elements that no flow names are used again; named ones stay.
 #[test]
 fn room_that_is_exhausted_is_refused_and_comes_back_with_the_flows_end() {
     let (_dir, mut rig) = Rig::new();
@@ -225,7 +225,7 @@ fn what_flows_name_is_part_of_a_run_that_has_the_same_rule_there() {
     assert_eq!(rig.texts(&second)[29], "last 1");
 }
 
-/// What a process has claimed and not used yet is nobody's run.
+/// A run that a process has claimed and not filled yet is not found by anybody.
 #[test]
 fn a_run_that_is_claimed_anew_is_not_found_by_its_former_rules() {
     let (_dir, mut rig) = Rig::new();

@@ -69,7 +69,7 @@ impl Attached {
             } else if maps.is_asleep(vm.open.row) {
                 let name = &vm.config.name;
                 tracing::info!(
-                    "{name} sleeps, as it was left: what comes for it is held until \
+                    "{name} sleeps, as it was left: packets for it are held until \
                      `slipgate resume {name}`"
                 );
             }
@@ -77,7 +77,7 @@ impl Attached {
     }
 }
 
-/// What a broker serves, for the resolution of a request's target.
+/// VMs and maps of a broker, in which a request's target is looked up.
 pub(crate) struct Served<'s> {
     pub(crate) maps: &'s SharedMaps,
     /// Whether a row of `OWNERS` is the broker's.

@@ -104,12 +104,13 @@ impl Attached {
             vm::close(maps, row).with_context(what)?;
             match self.config.new_vms {
                 // Of the name that is ours now.
-                true => tracing::info!("ended what an earlier VM of this name had left"),
+                true => tracing::info!("ended the flows that an earlier VM of this name had left"),
                 false => tracing::info!("{name} is not served any more: its TAP is shut"),
             }
         }
         if !closed.is_empty() {
-            vm::remove_entries(maps, &closed).context("removing what departed VMs had")?;
+            vm::remove_entries(maps, &closed)
+                .context("removing the map entries of departed VMs")?;
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ impl Attached {
             }
         }
         if let (Some(e), false) = (&locked, self.told_of_lock) {
-            tracing::warn!("what TAPs need is looked at later: {e}");
+            tracing::warn!("changes of TAPs are handled later: {e}");
         }
         self.told_of_lock = locked.is_some();
     }

@@ -37,7 +37,7 @@ const QUEUED: u32 = QUEUE_FRAMES / 2;
 // Each VM of the default number has a share, and as much is anybody's.
 const _: () = assert!(QUEUED / 2 >= DEFAULT_VMS);
 
-/// A served VM.
+/// A VM that this broker serves.
 #[derive(Debug)]
 pub(crate) struct ServedVm {
     pub(crate) config: VmConfig,

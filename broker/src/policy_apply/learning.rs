@@ -31,7 +31,7 @@ use slipgate_policy::{
 use super::{Change, PolicyChanges, Prepared};
 use crate::{
     kernel_errors::is_passing,
-    kernel_state::{Attached, learning_name},
+    kernel_state::{Attached, freeze, learning_name},
     parts::Parts,
 };
 
@@ -167,7 +167,9 @@ impl PolicyChanges {
                     over: false,
                     again_at: None,
                 });
-                tracing::warn!("{vm} is open, to learn its policy: what nothing denies is let in");
+                tracing::warn!(
+                    "{vm} is open, to learn its policy: every flow that nothing denies is admitted"
+                );
                 self.send_policies(
                     parts,
                     Change {
@@ -258,10 +260,10 @@ impl PolicyChanges {
             ),
             Err(e) => {
                 for row in rows {
-                    parts.attached.datapath.maps().set_frozen(row, true);
+                    freeze(parts.attached.datapath.maps(), row);
                 }
                 tracing::error!(
-                    "{names} can't be given the policy of before, and is frozen for that: {e:#}; \
+                    "{names} could not get its earlier policy back, and is frozen for that: {e:#}; \
                      `slipgate policy apply` and then `slipgate thaw`"
                 );
                 Ok(())

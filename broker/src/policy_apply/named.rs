@@ -11,7 +11,7 @@ use super::{Change, PolicyChanges, Prepared};
 use crate::{
     config::{Config, VmConfig},
     counted,
-    kernel_state::{Attached, Taken},
+    kernel_state::{Attached, ResourceTaken},
     parts::Parts,
     persisted_vms,
 };
@@ -26,7 +26,7 @@ pub(crate) struct NamedChange {
     pub(crate) name: String,
     /// Text of the policy; `None`: it is to be removed.
     pub(crate) text: Option<String>,
-    /// What it may replace or remove.
+    /// Condition: which policy it may replace or remove.
     pub(crate) replaces: Replaces,
 }
 
@@ -67,7 +67,7 @@ impl PolicyChanges {
         let done = match prepared.and_then(|prepared| self.take_in(parts, prepared)) {
             Ok(done) => done,
             Err(e) => {
-                let answer = match e.is::<Taken>() {
+                let answer = match e.is::<ResourceTaken>() {
                     true => ClientAnswer::taken(format!("{e:#}")),
                     false => ClientAnswer::error(format!("{e:#}")),
                 };
@@ -247,16 +247,17 @@ fn has(file: &PolicyFile, name: &str) -> bool {
 /// Checks that nobody names a policy, unless the policy file has one of this name, too.
 ///
 /// # Errors
-/// [`Taken`]: somebody does.
+/// [`ResourceTaken`]: somebody does.
 fn check_unused<'v>(
     config: &Config,
     name: &str,
     users: impl Iterator<Item = &'v str>,
-) -> Result<(), Taken> {
+) -> Result<(), ResourceTaken> {
     if config.base_file.iter().any(|file| has(file, name)) {
         return Ok(());
     }
-    let used = |who: &str, remedy: &str| Taken(format!("the policy {name} is {who}: {remedy}"));
+    let used =
+        |who: &str, remedy: &str| ResourceTaken(format!("the policy {name} is {who}: {remedy}"));
     if config.flags.policy_name.as_deref() == Some(name) {
         let who = "that of all VMs that name none, by --policy-name";
         return Err(used(who, "start slipgate without that flag first"));

@@ -52,6 +52,7 @@ impl EngineProcess {
             maps: attached.datapath.maps().fds(),
             port: its.port.fd.as_fd(),
             userspace: None,
+            namespace: None,
             flow_log: attached.flow_log.as_ref().map(AsFd::as_fd),
             pcap: attached.pcap.as_ref().map(AsFd::as_fd),
             locks: its.owner.lock_fds().collect(),

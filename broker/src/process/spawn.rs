@@ -23,14 +23,14 @@ use nix::{
     unistd::{getegid, geteuid},
 };
 
-/// What is executed: this very binary.
+/// Path of the binary that is executed: this very one.
 const BINARY: &CStr = c"/proc/self/exe";
 
-/// What a new process is started with.
+/// Arguments and descriptors of a new process.
 pub(crate) struct Program {
     /// Its name and arguments.
     pub(crate) arguments: Vec<CString>,
-    /// Its environment, `NAME=value`.
+    /// Its environment, as `NAME=value` strings.
     pub(crate) environment: Vec<CString>,
     /// Called in the child before the execve; makes system calls only.
     pub(crate) prepare: fn(RawFd) -> io::Result<()>,

@@ -15,7 +15,7 @@ use crate::{
     handover::HandedOver,
     host,
     kernel_state::{Attached, FoundTap},
-    machine_orders::MachineOrders,
+    machine_orders::{MachineOrders, Snapshots},
     parts::Parts,
     persisted_questions,
     policy_apply::PolicyChanges,
@@ -90,6 +90,8 @@ impl Broker {
             vm.resets.served_by(&socket, &served.name);
         }
         let snapshots = attached.config.snapshot_dir.clone();
+        let most = attached.config.snapshots_max;
+        let snapshots = snapshots.map(|directory| Snapshots { directory, most });
         let machine_orders = match MachineOrders::new(snapshots) {
             Ok(orders) => orders,
             Err(e) => {
@@ -145,8 +147,9 @@ impl Broker {
             let api = Api::new(listener, may_change, &broker.parts.attached, log);
             broker.apis.push(api);
         }
+        broker.parts.attached.hold_guard();
         privileges::limit_broker(broker.parts.attached.config.is_daemon)
-            .context("giving up what the broker does not need")?;
+            .context("giving up privileges that the broker does not need")?;
         Ok(broker)
     }
 
@@ -172,7 +175,7 @@ impl Broker {
         .and_then(|()| out.flush());
         // Guests are served all the same.
         if let Err(e) = written {
-            tracing::warn!("saying on stdout that guests are served: {e}");
+            tracing::warn!("writing `ready` to stdout: {e}");
         }
         let status = format!("Guests reach the world by {}.", a.uplink.name);
         self.service_manager.ready(&status);
@@ -203,9 +206,12 @@ impl Broker {
                 self.service_manager.keep(fds);
                 // A successor may wait for the daemon's lock: all else is given up before.
                 let lock = self.parts.attached.daemon.take();
+                // No successor needs it, and its end waits in the kernel.
+                let guard = self.parts.attached.held_guard.take();
                 drop((self.apis, self.metrics));
                 drop((self.parts.control, self.parts.attached));
                 drop(lock);
+                drop(guard);
                 tracing::info!("stopped; flows go on in the kernel");
             }
             OnExit::Detach => {

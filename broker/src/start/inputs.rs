@@ -32,7 +32,7 @@ pub(crate) struct Inputs {
     pub(crate) api: Vec<(UnixListener, bool)>,
     /// Users that slipgate's processes run as.
     pub(crate) users: Users,
-    /// What a predecessor left and is not in use yet.
+    /// State of a predecessor that is not in use yet.
     pub(crate) handed_over: HandedOver,
 }
 

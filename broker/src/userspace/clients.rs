@@ -1,5 +1,5 @@
 //! Requests at the control socket of a user-mode engine.
-use std::{collections::BTreeMap, os::fd::BorrowedFd};
+use std::{collections::BTreeMap, os::fd::BorrowedFd, path::PathBuf};
 
 use slipgate_abi::VmRow;
 use slipgate_ipc::{
@@ -8,10 +8,22 @@ use slipgate_ipc::{
 };
 
 use super::{Guest, Place};
-use crate::kernel_state::{Served, resolve};
+use crate::{
+    control_api::thaws::{FROZEN_AGAIN, Thaw, Thaws},
+    kernel_state::{Served, freeze, resolve},
+};
 
 /// Requests that may wait for the engine.
 const MOST_WAITING: usize = 64;
+
+/// What a client asks for.
+#[derive(Debug)]
+pub(super) enum Asked {
+    /// Of the engine.
+    Engine(ToEngine),
+    /// The policy file's contents, or another file's, are to be in force.
+    Apply(ClientId, Option<PathBuf>),
+}
 
 /// The control socket, and requests that the engine has not answered.
 #[derive(Debug)]
@@ -19,8 +31,9 @@ pub(super) struct Clients {
     control: ControlServer,
     vm: String,
     row: VmRow,
-    /// By number: who asked, and whether the VM is to be thawed then.
-    waiting: BTreeMap<u64, (ClientId, bool)>,
+    /// By number: who asked, if anybody did.
+    waiting: BTreeMap<u64, Option<ClientId>>,
+    thaws: Thaws,
     /// By number: who asked for the machine's counters.
     counting: BTreeMap<u64, ClientId>,
     last: u64,
@@ -33,6 +46,7 @@ impl Clients {
             vm,
             row,
             waiting: BTreeMap::new(),
+            thaws: Thaws::default(),
             counting: BTreeMap::new(),
             last: 0,
         }
@@ -52,21 +66,25 @@ impl Clients {
         self.control.has_waiting()
     }
 
-    /// Answers what needs no engine. Returns the messages for the engine.
-    pub(super) fn requests(&mut self, place: &Place, guest: &mut impl Guest) -> Vec<ToEngine> {
-        let mut messages = Vec::new();
+    /// Answers what needs nobody else. Returns the rest.
+    pub(super) fn requests(&mut self, place: &Place, guest: &mut impl Guest) -> Vec<Asked> {
+        let mut asked = Vec::new();
         for permitted in self.control.serve() {
             let client = permitted.client;
             if let ClientRequest::Machines = permitted.request {
                 self.machines(client, guest);
                 continue;
             }
+            if let ClientRequest::Apply { file } = permitted.request {
+                asked.push(Asked::Apply(client, file));
+                continue;
+            }
             match self.request(client, permitted.request, place) {
-                Ok(message) => messages.push(message),
+                Ok(message) => asked.push(Asked::Engine(message)),
                 Err(answer) => self.control.answer(client, &answer),
             }
         }
-        messages
+        asked
     }
 
     fn request(
@@ -99,8 +117,10 @@ impl Clients {
                 };
                 let about = resolve(ask.scope(), about, &served)?;
                 self.last += 1;
-                let thaws = matches!(ask, EngineRequest::Thaw);
-                self.waiting.insert(self.last, (client, thaws));
+                self.waiting.insert(self.last, Some(client));
+                if let EngineRequest::Thaw = ask {
+                    self.thaws.begin(self.last, self.row);
+                }
                 Ok(ToEngine::Request {
                     id: self.last,
                     about,
@@ -108,12 +128,14 @@ impl Clients {
                 })
             }
             ClientRequest::Freeze { vm } if vm == self.vm => {
-                place.memory.maps.set_frozen(self.row, true);
+                // A thaw that was asked for before must not undo it.
+                self.thaws.undo(self.row);
+                freeze(&place.memory.maps, self.row);
                 Err(Box::new(ClientAnswer::Done))
             }
             ClientRequest::Freeze { .. } | ClientRequest::Vms => Err(Box::new(unknown_vm())),
             _ => Err(Box::new(ClientAnswer::error(
-                "it serves one guest, by the policy that it was started with",
+                "it serves one guest, and changes nothing of it but its policy",
             ))),
         }
     }
@@ -141,19 +163,48 @@ impl Clients {
 
     /// Passes the engine's reply on.
     pub(super) fn replied(&mut self, id: u64, reply: EngineReply, place: &Place) {
-        let Some((client, thaws)) = self.waiting.remove(&id) else {
+        let Some(client) = self.waiting.remove(&id) else {
             return;
         };
-        if thaws && reply == EngineReply::Done {
-            place.memory.maps.set_frozen(self.row, false);
+        let answer = match self.thaws.take(id) {
+            Some(Thaw::Of(row)) if reply == EngineReply::Done => {
+                place.memory.maps.set_frozen(row, false);
+                ClientAnswer::Done
+            }
+            Some(Thaw::Undone) if reply == EngineReply::Done => ClientAnswer::error(FROZEN_AGAIN),
+            _ => reply.into(),
+        };
+        if let Some(client) = client {
+            self.control.answer(client, &answer);
         }
-        self.control.answer(client, &reply.into());
+    }
+
+    /// Number for a request to thaw the VM that no client made; `None` while the engine has one already.
+    pub(super) fn thaw(&mut self) -> Option<u64> {
+        if self.waiting.values().any(Option::is_none) {
+            return None;
+        }
+        let id = self.next_id();
+        self.waiting.insert(id, None);
+        self.thaws.begin(id, self.row);
+        Some(id)
+    }
+
+    /// Answers a client.
+    pub(super) fn answer(&mut self, client: ClientId, answer: &ClientAnswer) {
+        self.control.answer(client, answer);
     }
 
     /// Answers those that wait for an engine that has ended.
     pub(super) fn forget(&mut self, why: &str) {
-        for (client, _) in std::mem::take(&mut self.waiting).into_values() {
+        let waiting = std::mem::take(&mut self.waiting).into_values();
+        self.thaws = Thaws::default();
+        for client in waiting.flatten() {
             self.control.answer(client, &ClientAnswer::error(why));
         }
     }
 }
+
+#[cfg(test)]
+#[path = "clients_test.rs"]
+mod tests;

@@ -10,7 +10,7 @@ use std::{
             process::{CommandExt as _, ExitStatusExt as _},
         },
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ExitCode, ExitStatus},
 };
 
@@ -25,13 +25,16 @@ use nix::{
     },
     unistd::Pid,
 };
+use slipgate_abi::Protocol;
 use slipgate_control::{GuestDevice, GuestNamespace};
 use slipgate_model::GuestIpv6;
 
-use super::Guest;
+use super::{Guest, inside_sockets, place::private_dirs};
 use crate::{
     config::{Config, VmConfig},
+    privileges::drop_bounding_set,
     process::child::pidfd_of,
+    serve::blocked_signals,
 };
 
 /// Hidden command that [`run_inside`] is behind.
@@ -40,7 +43,7 @@ const COMMAND: &str = "inside";
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
-/// The command's process.
+/// The process of the user's command.
 #[derive(Debug)]
 pub(super) struct Command {
     child: Child,
@@ -74,6 +77,17 @@ impl Command {
                 .args(["--guest6", &ipv6.first_host().to_string()])
                 .args(["--gateway6", &ipv6.gateway().to_string()]);
         }
+        for dir in private_dirs(nat) {
+            process.arg("--cover").arg(dir);
+        }
+        // Only connections of forwards need them.
+        if nat
+            .forwards
+            .iter()
+            .any(|forward| forward.protocol == Protocol::Tcp as u8)
+        {
+            process.arg("--sockets");
+        }
         process.arg("--").args(command);
         // SAFETY: between fork and exec only an async-signal-safe call is made.
         unsafe { process.pre_exec(move || keep(fd)) };
@@ -88,10 +102,11 @@ impl Command {
         })
     }
 
-    /// Receives the TAP's queue; `None` if the process ended before it had one.
-    pub(super) fn device(&mut self) -> anyhow::Result<Option<GuestDevice>> {
+    /// Receives the TAP's queue, and the connection to a process that makes sockets in its namespace;
+    /// `None` if the process ended before it had them.
+    pub(super) fn device(&mut self) -> anyhow::Result<Option<(GuestDevice, Option<OwnedFd>)>> {
         let mut takes_uso = [0];
-        let mut space = cmsg_space!([RawFd; 1]);
+        let mut space = cmsg_space!([RawFd; 2]);
         let received = {
             let mut parts = [IoSliceMut::new(&mut takes_uso)];
             let flags = MsgFlags::MSG_CMSG_CLOEXEC;
@@ -99,19 +114,20 @@ impl Command {
             let received = recvmsg::<()>(fd, &mut parts, Some(&mut space), flags);
             let received = received.context("receiving the command's device")?;
             received.cmsgs()?.find_map(|message| match message {
-                ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
+                ControlMessageOwned::ScmRights(fds) => Some(fds),
                 _ => None,
             })
         };
-        let Some(queue) = received else {
+        let Some(fds) = received else {
             self.wait()?;
             return Ok(None);
         };
-        Ok(Some(GuestDevice {
-            // SAFETY: the kernel made it for us just now.
-            queue: unsafe { OwnedFd::from_raw_fd(queue) },
-            takes_uso: takes_uso == [1],
-        }))
+        // SAFETY: the kernel made them for us just now.
+        let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut fds = fds.into_iter().map(own);
+        let queue = fds.next().context("no device of the command's")?;
+        let takes_uso = takes_uso == [1];
+        Ok(Some((GuestDevice { queue, takes_uso }, fds.next())))
     }
 
     fn wait(&mut self) -> anyhow::Result<ExitStatus> {
@@ -183,18 +199,23 @@ fn keep(fd: RawFd) -> std::io::Result<()> {
     }
 }
 
-/// What the command's process is told.
+/// Instructions for the command's process, inside its namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inside {
-    /// The inherited connection.
+    /// Descriptor of the connection, inherited.
     pub fd: RawFd,
     /// Addresses of its namespace.
     pub namespace: GuestNamespace,
+    /// Directories that the command does not see: what rules it is there, and it runs as their owner.
+    pub covered: Vec<PathBuf>,
+    /// Whether a process that makes sockets stays in it.
+    pub makes_sockets: bool,
     /// The command and its arguments.
     pub command: Vec<OsString>,
 }
 
-/// Makes the namespaces, passes the TAP's queue on, and becomes the command when told to.
+/// Makes the namespaces, leaves a process in them that makes sockets, passes the TAP's queue and a
+/// connection to that process on, and becomes the command when told to.
 ///
 /// # Errors
 /// The host refuses a namespace or the TAP, or the command can't be executed.
@@ -206,15 +227,28 @@ pub fn run_inside(inside: &Inside) -> anyhow::Result<Infallible> {
     let mut stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(inside.fd) });
     fcntl(&stream, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))
         .with_context(|| format!("inside --fd {}: not a descriptor", inside.fd))?;
-    let device = inside.namespace.enter()?;
+    let device = inside.namespace.enter(&inside.covered)?;
+    let sockets = inside.makes_sockets.then(inside_sockets::leave_behind);
+    let sockets = match sockets.transpose() {
+        Ok(sockets) => sockets,
+        Err(error) => {
+            crate::say(format_args!(
+                "{error:#}: connections of forwards go by the TAP"
+            ));
+            None
+        }
+    };
     let takes_uso = [u8::from(device.takes_uso)];
-    let queue = [device.queue.as_raw_fd()];
-    let rights = [ControlMessage::ScmRights(&queue)];
+    let all = [Some(&device.queue), sockets.as_ref()]
+        .into_iter()
+        .flatten();
+    let fds: Vec<_> = all.map(|fd| fd.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&fds)];
     let parts = [IoSlice::new(&takes_uso)];
     let flags = MsgFlags::MSG_NOSIGNAL;
     sendmsg::<()>(stream.as_raw_fd(), &parts, &rights, flags, None)
         .context("passing the TAP on")?;
-    drop(device);
+    drop((device, sockets));
     let mut go = [0];
     if stream.read(&mut go).unwrap_or(0) == 0 {
         bail!("slipgate has ended before the command began");
@@ -222,6 +256,13 @@ pub fn run_inside(inside: &Inside) -> anyhow::Result<Infallible> {
     let Some((program, arguments)) = inside.command.split_first() else {
         bail!("no command");
     };
+    // `slipgate exec` waits for its signals by a descriptor, and has them blocked for that: the command is to
+    // have them as it is used to, and what its user has blocked stays so.
+    blocked_signals(&[])
+        .thread_unblock()
+        .context("unblocking signals")?;
+    // Root's programs would have every capability in these namespaces, and could undo them.
+    drop_bounding_set(0)?;
     let error = std::process::Command::new(program).args(arguments).exec();
     let code = match error.kind() {
         std::io::ErrorKind::NotFound => NOT_FOUND,

@@ -15,7 +15,7 @@ use crate::{
     kernel_state::{GATEWAY_MAC, Ipv6Wish, Uplink, ipv6_in_row, leads_to_ipv6},
 };
 
-/// What the guest's link is called.
+/// Name of the guest's link in reports.
 const LINK: &str = "its link";
 
 /// The guest as the engine knows it.
@@ -102,7 +102,7 @@ pub(super) fn spec(
         mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
         max_flows: vm.limits.max_flows,
         new_flows_per_second: vm.limits.new_flows_per_second,
-        policy: place.policy,
+        policy: place.policies.index_of(&vm.policy),
         host_loopback: vm.host_loopback.clone(),
         dns_per_second: vm.limits.dns_per_second,
         idle_after_s: 0,

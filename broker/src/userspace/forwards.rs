@@ -2,7 +2,8 @@
 //!
 //! Their sockets alone bring clients in, from the host and from elsewhere: there are no programs at
 //! the uplink that translate, so the engine relays every connection, and the guest sees the gateway's
-//! address as the client's.
+//! address as the client's; or, where the engine continues a connection by a socket of a command's network
+//! ([`super::inside_sockets`]), its own.
 use std::{
     net::SocketAddr,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -46,7 +47,7 @@ impl Forwards {
         place: &Place,
         channel: &Channel,
     ) -> anyhow::Result<()> {
-        let first = place.forwards.start;
+        let first = place.policies.forwards().start;
         for some in self.0.chunks(MAX_FDS) {
             let sockets = some.iter().map(|(forward, socket)| {
                 let text = forward_text(forward);

@@ -20,17 +20,17 @@ const BETWEEN: usize = 1 << 20;
 const COUNTERS: u64 = 4_096;
 
 /// Both ends of the link.
-pub(super) struct Link {
-    /// The engine's end.
+pub(super) struct LinkEnds {
+    /// End that the engine gets.
     pub(super) ours: OwnedFd,
-    /// The VMM's.
+    /// End that the VMM gets.
     pub(super) theirs: OwnedFd,
     /// The file for the guest's memory, if the engine serves the card's rings.
     pub(super) memory: Option<OwnedFd>,
     pub(super) how: UserspaceStart,
 }
 
-impl Link {
+impl LinkEnds {
     /// Makes the link that such a machine has.
     pub(super) fn make(machine: &MachineSpec, bounds: &VmmBounds) -> anyhow::Result<Self> {
         match has_rings(machine, bounds) {
@@ -69,10 +69,13 @@ impl Link {
 /// Whether the engine can serve the card's rings.
 fn has_rings(machine: &MachineSpec, bounds: &VmmBounds) -> bool {
     // The host charges a page of a shared file to the cgroup of the process that touches it first, and
-    // the engine is in another one than the VMM.
+    // the engine is in another one than the VMM. What that page takes of the swap is charged there too.
     let cgroup = bounds.cgroup.as_ref();
-    let limits_memory = cgroup.is_some_and(|cgroup| cgroup.memory_bytes.is_some());
-    machine.restore.is_none() && machine.net_rates == NetRates::default() && !limits_memory
+    let limits_memory =
+        cgroup.is_some_and(|cgroup| cgroup.memory_bytes.is_some() || cgroup.swap_bytes.is_some());
+    // Nor is that file of huge pages.
+    let is_private = bounds.huge_pages || machine.restore.is_some();
+    !is_private && machine.net_rates == NetRates::default() && !limits_memory
 }
 
 fn pair(kind: SockType) -> anyhow::Result<(OwnedFd, OwnedFd)> {

@@ -5,7 +5,7 @@ use crate::config::CgroupSpec;
 
 #[test]
 fn nobody_changes_the_length_of_the_guests_memory() {
-    let link = Link::rings(8 << 20).unwrap();
+    let link = LinkEnds::rings(8 << 20).unwrap();
     let file = File::from(link.memory.unwrap());
     let length = file.metadata().unwrap().len();
     assert_eq!(length, (8 << 20) + 4_096);
@@ -24,18 +24,29 @@ fn memory_with_a_limit_is_shared_with_nobody() {
         console_bytes: 0,
         cgroup: None,
         may_restart: true,
+        huge_pages: false,
     };
-    let shares = |bounds: &VmmBounds| Link::make(&machine, bounds).unwrap().memory.is_some();
+    let shares = |bounds: &VmmBounds| LinkEnds::make(&machine, bounds).unwrap().memory.is_some();
     assert!(shares(&bounds));
+    bounds.huge_pages = true;
+    assert!(!shares(&bounds), "a file of memory has none");
+    bounds.huge_pages = false;
     let mut limits = CgroupSpec {
         parent: "slipgate".into(),
         cpu_percent: Some(100),
         memory_bytes: None,
+        swap_bytes: None,
         pids: None,
     };
     bounds.cgroup = Some(limits.clone());
     assert!(shares(&bounds), "only its CPU time is limited");
-    limits.memory_bytes = Some(1 << 30);
-    bounds.cgroup = Some(limits);
-    assert!(!shares(&bounds));
+    for (memory_bytes, swap_bytes) in [
+        (Some(1 << 30), None),
+        (None, Some(0)),
+        (Some(1 << 30), Some(1 << 30)),
+    ] {
+        (limits.memory_bytes, limits.swap_bytes) = (memory_bytes, swap_bytes);
+        bounds.cgroup = Some(limits.clone());
+        assert!(!shares(&bounds), "{limits:?}");
+    }
 }

@@ -3,7 +3,7 @@
 //! The machine is made first, as with a TAP ([`crate::run_vm`]), so that a kernel that can't be booted
 //! leaves nothing behind; the guest runs once the engine serves.
 //!
-//! The network card is one of two kinds ([`Link`]): the engine serves its rings, in memory that VMM and
+//! The network card is one of two kinds ([`LinkEnds`]): the engine serves its rings, in memory that VMM and
 //! engine share, or the VMM passes frames to it. The VMM does so where it has to look at each frame, for
 //! a limit of the card, or where its guest's memory is private: that of a snapshot is the pages of a
 //! file, of which a guest has copies of those alone that it writes to. To share it, all of it would
@@ -26,7 +26,7 @@ use slipgate_ipc::{
     vmm::VmmEnd,
 };
 
-use super::{Guest, Prepared, link::Link};
+use super::{Guest, Prepared, link::LinkEnds};
 use crate::{
     config::RunConfig,
     process::MESSAGES_AT_ONCE,
@@ -47,7 +47,7 @@ struct Machine<F, N> {
     /// Reads the VM's traffic while its tables exist.
     nat_figures: Option<F>,
     nat: Option<N>,
-    /// What has ended the run.
+    /// Result of the run, once it has ended.
     end: Option<anyhow::Result<End>>,
     counters: Vec<(u64, serde_json::Value)>,
     how: Option<(How, Option<VmmEnd>)>,
@@ -83,7 +83,7 @@ pub fn run_userspace_vm<N: Serialize>(
             counters: Vec::new(),
             how: None,
         };
-        let served = prepared.serve(&mut machine, link, how, log);
+        let served = prepared.serve(&mut machine, link.into(), how, log);
         match machine.how.is_some() {
             true => Ok((machine, served)),
             false => Err(machine.blame(served)),
@@ -140,12 +140,12 @@ fn start(
     log: &str,
     began: Instant,
 ) -> anyhow::Result<(Vm, OwnedFd, UserspaceStart)> {
-    let Link {
+    let LinkEnds {
         ours,
         theirs,
         memory,
         how,
-    } = Link::make(&config.machine, &config.bounds)?;
+    } = LinkEnds::make(&config.machine, &config.bounds)?;
     let link = Some((theirs, memory));
     let mut vm = Vm::prepare(config, images, link, log, &prepared.users, began)?;
     vm.await_made(&config.machine)?;

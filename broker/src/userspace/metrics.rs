@@ -1,4 +1,4 @@
-//! What the metrics process of a user-mode engine reads and asks.
+//! Descriptors and answers for the metrics process of a user-mode engine.
 use std::os::fd::BorrowedFd;
 
 use slipgate_control::Users;
@@ -7,7 +7,7 @@ use slipgate_ipc::engine::{EngineRequest, ToEngine};
 use super::{Served, place::Place};
 use crate::{config::Config, process::Scraped};
 
-/// What the metrics process gets.
+/// Place of a user-mode engine, as a source of metrics.
 pub(super) struct ScrapedPlace<'s> {
     place: &'s Place,
     nat: &'s Config,

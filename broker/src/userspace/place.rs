@@ -1,8 +1,5 @@
 //! The VM's place in the maps, which are files of memory of this user's.
-use std::{
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use nix::unistd::geteuid;
@@ -12,12 +9,17 @@ use slipgate_control::{
 };
 use slipgate_ipc::client::ControlServer;
 use slipgate_model::{GuestIpv6, USERSPACE_GUEST, USERSPACE_PORT};
-use slipgate_policy::PolicySet;
+use slipgate_policy::{
+    LocalAddresses, PolicySet,
+    document::{LoadedPolicies, LoadedPolicy},
+};
 
 use crate::{
     config::{Config, VmConfig},
     host::{MEMORY_OF_ROOT, make_private, user_mode_dir},
-    kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, ipv6_in_row, numbered},
+    kernel_state::{
+        Catalogue, GATEWAY_MAC, MOST_CREDITS, TakenIn, Writer, forwards_described, ipv6_in_row,
+    },
 };
 
 /// Directory of files of memory that a `--pin-dir` stands for; `None`: it is a directory of pins.
@@ -28,7 +30,17 @@ pub(crate) fn memory_base(pin_dir: &Path) -> Option<PathBuf> {
     (!geteuid().is_root() && pin_dir == Path::new(paths::PINS)).then(user_mode_dir)
 }
 
-/// What the reading commands take as `--pin-dir` for the tables of this NAT.
+/// Directories in which this user's tables and sockets are, those of a hybrid daemon of root's too.
+pub(super) fn private_dirs(nat: &Config) -> Vec<PathBuf> {
+    let own = match geteuid().is_root() {
+        true => paths::RUN.into(),
+        false => user_mode_dir(),
+    };
+    let named = memory_base(&nat.pin_dir).filter(|named| !named.starts_with(&own));
+    [own].into_iter().chain(named).collect()
+}
+
+/// Returns the `--pin-dir` by which the reading commands find the tables of this NAT.
 pub(super) fn pin_dir(nat: &Config) -> PathBuf {
     match memory_base(&nat.pin_dir) {
         Some(_) => nat.pin_dir.clone(),
@@ -43,12 +55,8 @@ pub(super) struct Place {
     pub(super) memory: InMemory,
     pub(super) owner: Owner,
     pub(super) open: OpenVm,
-    /// The policies, numbered by their elements of `RULES`.
-    pub(super) policies: PolicySet,
-    /// Index of the VM's policy.
-    pub(super) policy: u32,
-    /// Elements of `RULES` of the forwards.
-    pub(super) forwards: Range<u32>,
+    /// The policies, with the elements of `RULES` of theirs and of the forwards.
+    pub(super) policies: Catalogue,
 }
 
 impl Place {
@@ -56,18 +64,26 @@ impl Place {
         nat: &Config,
         vm: &VmConfig,
         (mtu, ipv6): (u32, Option<GuestIpv6>),
-        policies: PolicySet,
+        policies: (LoadedPolicies, PolicySet),
     ) -> anyhow::Result<Self> {
         let base = memory_base(&nat.pin_dir).unwrap_or_else(user_mode_dir);
         let paths = Paths::in_memory(&base)?;
         make_private(&paths.run_dir)
             .with_context(|| format!("making a directory for tables, {}", base.display()))?;
+        Self::take_in_tables(paths, nat, vm, (mtu, ipv6), policies)
+    }
+
+    /// Takes a place in the tables of this directory.
+    pub(super) fn take_in_tables(
+        paths: Paths,
+        nat: &Config,
+        vm: &VmConfig,
+        (mtu, ipv6): (u32, Option<GuestIpv6>),
+        policies: (LoadedPolicies, PolicySet),
+    ) -> anyhow::Result<Self> {
+        let place = paths.run_dir.display().to_string();
         let (memory, owner) = InMemory::open(paths, nat.sizes())
-            .with_context(|| format!("making the tables in {}", base.display()))?;
-        let policy = match &vm.policy {
-            Some(name) => policies.by_name(name).map_or(0, |(index, _)| index),
-            None => 0,
-        };
+            .with_context(|| format!("making the tables in {place}"))?;
         let row = vm::VmSpec {
             name: vm.name.clone(),
             guest: vm.ip,
@@ -78,12 +94,13 @@ impl Place {
             gateway_mac: GATEWAY_MAC,
             mtu,
             credits: MOST_CREDITS,
-            policy,
+            // It is the guard's, which there is none of here.
+            policy: 0,
             tap_ifindex: Some(USERSPACE_GUEST),
             port_ifindex: USERSPACE_PORT,
         };
         match fill(&memory, &owner, nat, &row, policies) {
-            Ok((open, policies, forwards)) => {
+            Ok((open, policies)) => {
                 let rates = vm.limits.rates;
                 let rates = rates.is_limited().then_some(rates);
                 memory.maps.set_rates(open.row, rates);
@@ -92,8 +109,6 @@ impl Place {
                     owner,
                     open,
                     policies,
-                    policy,
-                    forwards,
                 })
             }
             Err(e) => {
@@ -118,6 +133,28 @@ impl Place {
         Ok(control.of_its_owner())
     }
 
+    /// Puts policies in force for whoever asks from now on, in the place of all that there are. On error
+    /// nothing has changed.
+    ///
+    /// # Errors
+    /// A policy can't be used, or there is no room for the rules.
+    pub(super) fn take_in(
+        &mut self,
+        put: Vec<LoadedPolicy>,
+        local: &LocalAddresses,
+    ) -> anyhow::Result<TakenIn> {
+        let is_put = |name: &&_| put.iter().any(|policy| policy.settings.name == **name);
+        let gone = self.policies.names().filter(|name| !is_put(name)).cloned();
+        let gone = gone.collect();
+        let compiled = self.policies.compile(put, gone)?;
+        let writer = Writer {
+            maps: &self.memory.maps,
+            paths: self.memory.paths(),
+            rows: &[self.owner.row()],
+        };
+        self.policies.take_in(writer, compiled, local)
+    }
+
     pub(super) fn leave(self) {
         let closed = vm::close(&self.memory.maps, self.open.row);
         if let Err(e) = closed.and(self.memory.close(self.owner)) {
@@ -131,16 +168,16 @@ fn fill(
     owner: &Owner,
     nat: &Config,
     row: &vm::VmSpec,
-    policies: PolicySet,
-) -> anyhow::Result<(OpenVm, PolicySet, Range<u32>)> {
+    (loaded, policies): (LoadedPolicies, PolicySet),
+) -> anyhow::Result<(OpenVm, Catalogue)> {
     owner.divide_queue(&memory.maps, MOST_CREDITS, u32::MAX);
     let writer = Writer {
         maps: &memory.maps,
         paths: memory.paths(),
         rows: &[owner.row()],
     };
-    let (policies, forwards) = numbered(writer, policies, forwards_described(nat))?;
-    Ok((vm::open(&memory.maps, owner, row)?, policies, forwards))
+    let policies = Catalogue::begin(writer, loaded, policies, forwards_described(nat))?;
+    Ok((vm::open(&memory.maps, owner, row)?, policies))
 }
 
 #[cfg(test)]

@@ -72,7 +72,7 @@ impl Guest for Socket {
         let mut out = io::stdout().lock();
         writeln!(out, "slipgate: ready: {vm} at {path}")
             .and_then(|()| out.flush())
-            .unwrap_or_else(|e| tracing::warn!("saying on stdout that it serves: {e}"));
+            .unwrap_or_else(|e| tracing::warn!("writing `ready` to stdout: {e}"));
         Ok(())
     }
 

@@ -24,11 +24,11 @@ use crate::config::CgroupSpec;
 const PREFIX: &str = "slipgate-";
 /// Period of `cpu.max`, µs.
 const PERIOD_US: u64 = 100_000;
-/// `CGROUP2_SUPER_MAGIC`, <linux/magic.h>.
+/// Type of a cgroup v2 file system (`CGROUP2_SUPER_MAGIC`).
 const CGROUP2: i64 = 0x6367_7270;
 /// Time within which a cgroup is empty after the end of its last process.
 const EMPTY_WITHIN: Duration = Duration::from_secs(1);
-const LIMITS: &str = "leave --cpu-max, --memory-max and --pids-max out";
+const LIMITS: &str = "leave --cpu-max, --memory-max, --swap-max and --pids-max out";
 
 /// A cgroup that goes with this.
 #[derive(Debug)]
@@ -186,7 +186,7 @@ fn refused(path: &Path, problem: &str, remedy: &str) -> ConfigError {
     )
 }
 
-/// What is written: controller, flag, file and value.
+/// Returns the files to write, one per limit: controller, flag, file and value.
 fn files(spec: &CgroupSpec) -> Vec<(&'static str, &'static str, &'static str, String)> {
     let cpu = spec.cpu_percent.map(|percent| {
         let quota = u64::from(percent) * PERIOD_US / 100;
@@ -200,10 +200,13 @@ fn files(spec: &CgroupSpec) -> Vec<(&'static str, &'static str, &'static str, St
     let memory = spec
         .memory_bytes
         .map(|bytes| ("memory", "--memory-max", "memory.max", bytes.to_string()));
+    let swap = spec
+        .swap_bytes
+        .map(|bytes| ("memory", "--swap-max", "memory.swap.max", bytes.to_string()));
     let pids = spec
         .pids
         .map(|pids| ("pids", "--pids-max", "pids.max", pids.to_string()));
-    [cpu, memory, pids].into_iter().flatten().collect()
+    [cpu, memory, swap, pids].into_iter().flatten().collect()
 }
 
 /// Mount point of cgroup v2, from the text of /proc/self/mountinfo.
@@ -225,7 +228,7 @@ fn count(events: &str, name: &str) -> u64 {
     events.lines().find_map(number).unwrap_or(0)
 }
 
-/// What the names of the cgroups of this PID namespace's processes begin with.
+/// Returns the prefix of the cgroup names of this PID namespace's processes.
 fn own_prefix() -> String {
     // Without /proc all processes are in one namespace as far as can be told.
     let inode = fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino());

@@ -5,6 +5,7 @@ fn spec() -> CgroupSpec {
         parent: PathBuf::from("/nowhere"),
         cpu_percent: Some(150),
         memory_bytes: Some(1 << 30),
+        swap_bytes: Some(0),
         pids: Some(64),
     }
 }
@@ -36,6 +37,7 @@ fn limits_are_written_and_controllers_enabled() {
     let read = |file: &str| fs::read_to_string(cgroup.path.join(file)).unwrap();
     assert_eq!(read("cpu.max"), "150000 100000");
     assert_eq!(read("memory.max"), (1_u64 << 30).to_string());
+    assert_eq!(read("memory.swap.max"), "0");
     assert_eq!(read("pids.max"), "64");
     // One that was enabled is left alone; here each write takes the last one's place.
     let enabled = fs::read_to_string(parent.path().join("cgroup.subtree_control")).unwrap();

@@ -24,11 +24,11 @@ const PREFIX: u8 = 0x01;
 /// The way from stdin to the guest's console.
 #[derive(Debug)]
 pub(crate) struct Console {
-    way: Option<Way>,
+    way: Option<ConsoleInput>,
 }
 
 #[derive(Debug)]
-struct Way {
+struct ConsoleInput {
     to: std::io::PipeWriter,
     waiting: Vec<u8>,
     /// When stdin is a terminal.
@@ -62,7 +62,7 @@ impl Console {
             return Ok((Self { way: None }, from.into()));
         }
         fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).context(what)?;
-        let way = Way {
+        let way = ConsoleInput {
             to,
             waiting: Vec::new(),
             keys: None,
@@ -117,7 +117,7 @@ impl Console {
     }
 }
 
-impl Way {
+impl ConsoleInput {
     /// Reads input; returns its kind and whether there may be more.
     fn read(&mut self) -> (Typed, bool) {
         let mut bytes = [0; WAITING];

@@ -1,6 +1,6 @@
-//! What a machine tells the daemon that serves its VM: what it is, and when its guest is paused, goes
-//! on, was saved or has ended. So the daemon lists its machines without asking one, and its clients get
-//! events of orders that were given by whatever way.
+//! Notices of a machine to the daemon that serves its VM: what it is, and when its guest is paused,
+//! goes on, was saved or has ended. So the daemon lists its machines without asking one, and its
+//! clients get events of orders that were given by whatever way.
 //!
 //! It tells it on the socket that ties the VM to this process. A notice that finds no room, because the
 //! daemon hangs, is lost; the next one says what the machine does by then.

@@ -70,10 +70,12 @@ pub(crate) struct Orders {
     last: u64,
     notices: Notices,
     waiting: BTreeMap<u64, Waiting>,
+    /// Number of snapshots that are written, and were not said to be complete.
+    unfinished: usize,
 }
 
-/// What is written of a machine beside its socket, so that nobody has to ask all machines for the one of
-/// a name: a process that is stopped would not answer.
+/// Record of a machine in a file beside its socket, so that nobody has to ask all machines for the
+/// one of a name: a process that is stopped would not answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MachineRecord {
     /// Name of its VM.
@@ -131,6 +133,7 @@ enum Kind {
     Pause,
     Resume,
     Snapshot,
+    Balloon,
 }
 
 impl Orders {
@@ -174,6 +177,7 @@ impl Orders {
             last: 0,
             notices: Notices::default(),
             waiting: BTreeMap::new(),
+            unfinished: 0,
         })
     }
 
@@ -246,12 +250,17 @@ impl Orders {
                     self.tell(client);
                     continue;
                 }
+                MachineOrder::Finished => {
+                    self.finished(client);
+                    continue;
+                }
                 MachineOrder::Kill => {
                     self.control.answer(client, &ClientAnswer::Done);
                     return true;
                 }
                 MachineOrder::Pause => (Kind::Pause, VmmOrder::Pause),
                 MachineOrder::Resume => (Kind::Resume, VmmOrder::Resume),
+                MachineOrder::Balloon { mib } => (Kind::Balloon, VmmOrder::Balloon { mib }),
                 MachineOrder::Snapshot { state, memory } => {
                     let bases = Vec::new();
                     let files = VmmSnapshot {
@@ -294,6 +303,19 @@ impl Orders {
         false
     }
 
+    /// Tells of a snapshot that is complete.
+    fn finished(&mut self, client: ClientId) {
+        let answer = match self.unfinished.checked_sub(1) {
+            Some(left) => {
+                self.unfinished = left;
+                self.notify(Some(MachineEvent::Saved));
+                ClientAnswer::Done
+            }
+            None => ClientAnswer::error("no snapshot of this machine waits to be completed"),
+        };
+        self.control.answer(client, &answer);
+    }
+
     fn tell(&mut self, client: ClientId) {
         let machine = Box::new(self.status());
         self.control
@@ -320,17 +342,20 @@ impl Orders {
             tracing::info!("a snapshot was not finished: who asked for it has gone");
         }
         let event = match (&error, kind) {
-            // It saves no more.
-            (Some(_), _) => None,
-            (None, Kind::Snapshot) => Some(MachineEvent::Saved),
+            // It saves no more; a snapshot is told of when its directory is complete.
+            (Some(_), _) | (None, Kind::Snapshot | Kind::Balloon) => None,
             (None, Kind::Pause) => Some(MachineEvent::Paused),
             (None, Kind::Resume) => Some(MachineEvent::Resumed),
         };
         let answer = match (error, kind) {
             (Some(why), _) => ClientAnswer::error(why),
-            (None, Kind::Snapshot) => ClientAnswer::Saved {
-                machine: self.saved.clone(),
-            },
+            (None, Kind::Snapshot) => {
+                self.unfinished = (self.unfinished + 1).min(MOST_WAITING);
+                ClientAnswer::Saved {
+                    machine: self.saved.clone(),
+                }
+            }
+            (None, Kind::Balloon) => ClientAnswer::Done,
             (None, Kind::Pause) => {
                 self.status.state = MachineState::Paused;
                 ClientAnswer::Done

@@ -30,7 +30,7 @@ pub(crate) struct Report<'a, N> {
     pub(crate) exit_code: u8,
     /// From the start of the command to the guest's first instruction, µs.
     pub(crate) prepared_us: Option<u64>,
-    /// What that time was spent on; none if the guest did not run.
+    /// Parts of that time; `None` if the guest did not run.
     pub(crate) stages: Option<Stages>,
     /// Time from there to the end of the first line on its console, µs.
     pub(crate) first_line_us: Option<u64>,
@@ -50,7 +50,7 @@ pub(crate) struct Report<'a, N> {
 pub(crate) struct Stages {
     /// Until the VMM's process was started: flags and files read, the TAP made.
     pub(crate) opened_us: u64,
-    /// Starting that process.
+    /// Start of the VMM's process.
     pub(crate) started_us: u64,
     /// The VMM's own: confining itself, and then making the machine and its threads.
     pub(crate) confined_us: u64,

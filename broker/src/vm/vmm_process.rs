@@ -38,7 +38,7 @@ pub(crate) struct VmmProcess {
 
 /// Descriptors that a VMM is given.
 #[derive(Debug)]
-pub(crate) struct Handed {
+pub(crate) struct VmmDescriptors {
     pub(crate) kvm: File,
     /// The snapshot to go on from.
     pub(crate) snapshot: Option<SnapshotChain>,
@@ -62,7 +62,7 @@ impl VmmProcess {
     pub(crate) fn start(
         spec: &MachineSpec,
         (bounds, cgroup): (&VmmBounds, Option<&Cgroup>),
-        handed: Handed,
+        handed: VmmDescriptors,
         mtu: u16,
         log: &str,
         users: &Users,
@@ -83,12 +83,14 @@ impl VmmProcess {
             disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
             vsock: handed.vsock,
             vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),
+            balloon_mib: spec.balloon_mib,
             net_rates: spec.net_rates,
             taps: handed.taps,
             shared: handed.shared,
             may_restart: bounds.may_restart,
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,
+            huge_pages: bounds.huge_pages,
             cmdline: spec.cmdline.clone(),
             mac: spec.mac,
             mtu,
@@ -235,6 +237,10 @@ fn given(spec: &MachineSpec, flag: &str) -> Option<(&'static str, String)> {
     let shown = |path: &std::path::PathBuf| path.display().to_string();
     Some(match flag {
         "--jail" => ("--jail", "required".to_owned()),
+        "--huge-pages" => {
+            let mib = spec.memory_mib;
+            ("--huge-pages", format!("(and --memory {mib})"))
+        }
         "--restore" => ("--restore", shown(spec.restore.as_ref()?)),
         "--kernel" => ("--kernel", shown(spec.kernel.as_ref()?)),
         "--initrd" => ("--initrd", shown(spec.initrd.as_ref()?)),

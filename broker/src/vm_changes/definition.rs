@@ -7,11 +7,11 @@ use slipgate_ipc::client::VmDefinition;
 use crate::{
     config::VmConfig,
     kernel_errors::is_passing,
-    kernel_state::{Attached, ForwardChange, ServedVm, Taken, tap_of},
+    kernel_state::{Attached, ForwardChange, ResourceTaken, ServedVm, tap_of},
     persisted_vms,
 };
 
-/// What a definition has come to, with the VM's place.
+/// Result of comparing a definition with the VM in place, and where that VM is.
 pub(super) enum Put {
     /// The VM is new; the engine does not know it yet, nor its forwards.
     Added(usize, ForwardChange),
@@ -43,7 +43,7 @@ impl Attached {
             .on_tap(&new.tap)
             .map(|at| &self.vms[at].config.name);
         if let Some(other) = has_it.filter(|name| **name != new.name) {
-            return Err(Taken(format!(
+            return Err(ResourceTaken(format!(
                 "tap {}: it is the TAP of {other}: give each VM its own, or remove that one first",
                 new.tap
             ))

@@ -1,4 +1,4 @@
-//! What a machine of `slipgate run` says of itself on the socket that ties its VM to the daemon.
+//! Reads a machine's notices about itself, on the socket that ties its VM to the daemon.
 //!
 //! Whoever has the other end may write anything: what is no notice is passed over, after a line that is
 //! too long nothing is read any more, and the process id is the one that the kernel says.
@@ -9,13 +9,13 @@ use slipgate_ipc::{
     client::{MachineEvent, MachineNotice, MachineStatus, NoticeLines},
 };
 
-/// What is known of the machine behind a VM.
+/// State of the machine behind a VM, as its notices give it.
 #[derive(Debug, Default)]
 pub(super) struct TiedMachine {
     /// The process that made the socket; 0: it has no id in this PID namespace.
     pid: u32,
     lines: NoticeLines,
-    /// What it said last, and when.
+    /// Last notice, and its time.
     known: Option<(MachineStatus, Instant)>,
     /// Whether it has said that it ended.
     has_ended: bool,
@@ -37,7 +37,7 @@ impl TiedMachine {
             self.note(vm, notice, events);
         }
         if self.lines.is_over() && !was_over {
-            tracing::warn!("the client of {vm} sends what is no notice");
+            tracing::warn!("the client of {vm} sends messages that are not notices");
         }
     }
 

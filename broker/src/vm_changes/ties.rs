@@ -41,7 +41,7 @@ pub(crate) struct Ties {
     last: u64,
     /// VMs that are removed at this time, because no client is there.
     untied: BTreeMap<String, Instant>,
-    /// What has happened to machines, until somebody takes it.
+    /// Events of machines that were not fetched yet.
     events: Vec<Event>,
 }
 

@@ -28,6 +28,14 @@ pub(crate) struct ServeArgs {
     /// must be yours alone
     #[arg(long, value_name = "DIR")]
     pub(crate) snapshot_dir: Option<PathBuf>,
+    /// Most snapshots in that directory: beyond that clients have none made until some are removed
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 64,
+        requires = "snapshot_dir"
+    )]
+    pub(crate) snapshots_max: u32,
     /// Share the VMs out among so many engines, each a process of one thread; a VM's new flows are
     /// admitted by the one that has it
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -37,7 +45,7 @@ pub(crate) struct ServeArgs {
     pub(crate) take_over: bool,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
-    /// What happens to flows, VMs and pins at an orderly stop
+    /// Fate of flows, VMs and pins at an orderly stop
     #[arg(long, value_enum, default_value_t = OnExit::Keep)]
     pub(crate) on_exit: OnExit,
 }
@@ -56,7 +64,7 @@ pub(crate) enum VmCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct VmPutArgs {
-    /// The VM's name
+    /// Name of the VM
     pub(crate) name: String,
     /// The TAP that its VMM has open, or will have [default: the VM's name]
     #[arg(long, value_name = "IF")]
@@ -71,8 +79,8 @@ pub(crate) struct VmPutArgs {
     #[arg(long, value_name = "A")]
     pub(crate) ip: Option<Ipv4Addr>,
     /// Whether the guest has IPv6; routed: with its own addresses, of a /64 of the daemon's or of
-    /// routed:P/64 [default: --ipv6 of `slipgate serve`]
-    #[arg(long, value_name = "off|nat|auto|routed[:P/64]")]
+    /// routed:P/64, or a single one, routed:A/128 [default: --ipv6 of `slipgate serve`]
+    #[arg(long, value_name = "off|nat|auto|routed[:P]")]
     pub(crate) ipv6: Option<Ipv6>,
     /// Prefix of the guest's IPv6 addresses, a /64 [default: --ipv6-prefix of `slipgate serve`]
     #[arg(long, value_name = "P/64")]
@@ -124,7 +132,7 @@ pub(crate) struct VmPutArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct VmRemoveArgs {
-    /// The VMs' names
+    /// Names of the VMs
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
     /// Directory in bpffs that `serve` was given
@@ -134,7 +142,7 @@ pub(crate) struct VmRemoveArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct EventsArgs {
-    /// Only this VM's
+    /// Show only events of this VM
     #[arg(long, value_name = "NAME")]
     pub(crate) vm: Option<String>,
     /// Only this kind, like vm_added or flow_end; or all; may be given several times [default: all

@@ -2,6 +2,7 @@
 use std::{
     ffi::OsString,
     net::{Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
 };
 
 use clap::Args;
@@ -21,7 +22,7 @@ pub(crate) struct ExecArgs {
     pub(crate) command: Vec<OsString>,
 }
 
-/// What the command's process is told.
+/// Arguments of the command's process, which `exec` itself starts.
 #[derive(Args, Debug)]
 pub(crate) struct InsideArgs {
     #[arg(long)]
@@ -40,6 +41,10 @@ pub(crate) struct InsideArgs {
     pub(crate) guest6: Option<Ipv6Addr>,
     #[arg(long, requires = "guest6")]
     pub(crate) gateway6: Option<Ipv6Addr>,
+    #[arg(long)]
+    pub(crate) cover: Vec<PathBuf>,
+    #[arg(long)]
+    pub(crate) sockets: bool,
     #[arg(required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 }

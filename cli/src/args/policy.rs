@@ -38,7 +38,7 @@ pub(crate) struct PutArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct RemovePolicyArgs {
-    /// The policy's name
+    /// Name of the policy
     pub(crate) name: String,
     /// Directory in bpffs that `serve` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
@@ -48,10 +48,10 @@ pub(crate) struct RemovePolicyArgs {
 #[derive(Args, Debug)]
 #[command(after_help = CHECK_EXIT_STATUS)]
 pub(crate) struct CheckArgs {
-    /// The policy file
+    /// Policy file to read
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Warnings are errors
+    /// Treat warnings as errors
     #[arg(long)]
     pub(crate) strict: bool,
 }
@@ -64,7 +64,7 @@ Exit status:
 #[derive(Args, Debug)]
 #[command(after_help = EXPLAIN_EXIT_STATUS)]
 pub(crate) struct ExplainArgs {
-    /// The policy file
+    /// Policy file to read
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Where a guest would connect to: ADDRESS:PORT, NAME:PORT or NAME; for icmp the host alone
@@ -90,13 +90,13 @@ pub(crate) struct DiffArgs {
     /// The policy file as it is
     #[arg(value_name = "A")]
     pub(crate) before: PathBuf,
-    /// The candidate
+    /// Policy file to compare with
     #[arg(value_name = "B")]
     pub(crate) after: PathBuf,
-    /// What was recorded by --flow-log
+    /// Flow records, as --flow-log wrote them
     #[arg(long, value_name = "F")]
     pub(crate) flow_log: PathBuf,
-    /// Only this VM's
+    /// Consider only flows of this VM
     #[arg(long, value_name = "NAME")]
     pub(crate) vm: Option<String>,
     /// Of the named policies this one, unless [vms] says otherwise [default: the files' top level]

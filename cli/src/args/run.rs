@@ -17,7 +17,7 @@ pub(crate) struct RunArgs {
     pub(crate) initrd: Option<PathBuf>,
     /// Go on from this directory, which `slipgate snapshot` wrote, in the place of booting: its
     /// machine, on a network of its own; the flags of the NAT are not the snapshot's
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac", "balloon", "huge_pages"])]
     pub(crate) restore: Option<PathBuf>,
     /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
     /// several times; with --restore: other files in the place of the snapshot's. iops= and
@@ -30,6 +30,10 @@ pub(crate) struct RunArgs {
     /// another one in the place of the snapshot's
     #[arg(long, value_name = "CID,SOCKET")]
     pub(crate) vsock: Option<String>,
+    /// A balloon, by which the guest gives memory back to the host: what it has free, and MIB more (or
+    /// with a unit, like 1G), which it is asked for at the beginning; `slipgate balloon` changes that
+    #[arg(long, value_name = "MIB", num_args = 0..=1, default_missing_value = "0", value_parser = mebibytes, allow_negative_numbers = true)]
+    pub(crate) balloon: Option<u64>,
     /// The kernel's command line; the built-in guest's is its work, like "dns example.com; crr
     /// 192.0.2.1:80 100" [default: selftest; for a kernel: console=ttyS0 panic=-1]
     #[arg(long, value_name = "TEXT")]
@@ -40,6 +44,10 @@ pub(crate) struct RunArgs {
     /// Memory, MiB; or with a unit, like 2G
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = mebibytes, allow_negative_numbers = true)]
     pub(crate) memory: u64,
+    /// Have the memory in huge pages of 2 MiB, of which the host needs enough that are free: all are
+    /// reserved at the start
+    #[arg(long)]
+    pub(crate) huge_pages: bool,
     /// Queue pairs of the network card, 1 to 16 [default: as many as virtual CPUs; in user mode
     /// one, and no more]
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
@@ -68,8 +76,8 @@ pub(crate) struct RunArgs {
     /// missing, required refuses
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) jail: Jail,
-    /// What the guest's reset does (a reboot, a panic that reboots, a triple fault): exit ends the run
-    /// with status 120, restart begins the machine anew, and ends its flows
+    /// Reaction to a reset by the guest (a reboot, a panic that reboots, a triple fault): exit ends
+    /// the run with status 120, restart begins the machine anew, and ends its flows
     #[arg(long, value_name = "HOW", default_value = "exit")]
     pub(crate) on_reboot: OnReboot,
     /// Make a cgroup (v2) for the VMM in this one, which has no processes of its own and is yours: a
@@ -83,6 +91,9 @@ pub(crate) struct RunArgs {
     /// is killed
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "cgroup", allow_negative_numbers = true)]
     pub(crate) memory_max: Option<u64>,
+    /// Most of the VMM's memory that is swapped out, bytes; or with a unit; 0: none
+    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "cgroup", allow_negative_numbers = true)]
+    pub(crate) swap_max: Option<u64>,
     /// Most threads of the VMM: one for each CPU, queue pair and disk, and some ten more
     #[arg(long, value_name = "N", value_parser = whole_number, requires = "cgroup", allow_negative_numbers = true)]
     pub(crate) pids_max: Option<u32>,
@@ -104,7 +115,7 @@ pub(crate) enum Jail {
     Required,
 }
 
-/// What the guest's reset does.
+/// Reaction to a reset by the guest.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
 pub(crate) enum OnReboot {
     Exit,
@@ -118,7 +129,7 @@ fn whole_number(text: &str) -> Result<u32, String> {
 }
 
 /// `1024`, `1024M` or `1G`, in MiB.
-fn mebibytes(text: &str) -> Result<u64, String> {
+pub(super) fn mebibytes(text: &str) -> Result<u64, String> {
     in_units(text, &[('m', 1), ('g', 1_024)])
         .ok_or_else(|| "give MiB, like 1024, or a whole number with a unit, like 1G".into())
 }

@@ -1,4 +1,4 @@
-//! What a runtime reads from stdout: results in the form of its version, and errors.
+//! Output for the container runtime on stdout: results in the form of its version, and errors.
 use std::{error::Error, net::Ipv4Addr};
 
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub(super) mod code {
     pub(crate) const LIMITED: u32 = 51;
     /// The attachment is there already.
     pub(crate) const EXISTS: u32 = 100;
-    /// What there is differs from what ADD made.
+    /// The present network differs from the one that ADD made.
     pub(crate) const DIFFERS: u32 = 101;
     /// The daemon refuses the VM.
     pub(crate) const REFUSED: u32 = 102;
@@ -30,9 +30,9 @@ pub(super) mod code {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Failure {
     pub(super) code: u32,
-    /// What was tried, and what to do.
+    /// The step that failed, and a remedy.
     pub(super) msg: String,
-    /// The cause.
+    /// Cause of the failure.
     pub(super) details: String,
 }
 
@@ -82,12 +82,12 @@ impl Failure {
 /// The guest's place in its network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Address {
-    /// The TAP's name.
+    /// Name of the TAP.
     pub(super) tap: String,
-    /// The guest's MAC.
+    /// MAC of the guest.
     pub(super) mac: String,
     pub(super) ip: Ipv4Addr,
-    /// L3 bytes.
+    /// Largest packet, L3 bytes.
     pub(super) mtu: u32,
     pub(super) network: GuestNetwork,
 }

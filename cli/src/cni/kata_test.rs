@@ -25,7 +25,7 @@ struct DanDevice {
     network_info: NetworkInfo,
 }
 
-/// What `"type": "host-tap"` has. Theirs is an enum with that tag.
+/// Fields of Kata's interface type `"host-tap"`. Theirs is an enum with that tag.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HostTap {

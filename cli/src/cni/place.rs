@@ -32,7 +32,7 @@ pub(super) struct Place {
     /// Path of the namespace; `None`: the one that the process began in.
     given: Option<PathBuf>,
     pub(super) pin_dir: PathBuf,
-    /// What the daemon tells guests.
+    /// Addresses that the daemon gives guests by DHCP.
     pub(super) network: GuestNetwork,
 }
 
@@ -124,7 +124,7 @@ impl Place {
         ask(&self.pin_dir, request)?.ok_or_else(Failure::no_daemon)
     }
 
-    /// The daemon's VMs.
+    /// Asks the daemon for its VMs.
     pub(super) fn vms(&self) -> Result<Vec<VmStatus>, Failure> {
         match self.ask(ClientRequest::ListVms)? {
             ClientAnswer::VmList { vms, .. } => Ok(vms),

@@ -1,4 +1,4 @@
-//! What a runtime asks for: the command and the attachment by the environment, the network's
+//! Request of a container runtime: the command and the attachment by the environment, the network's
 //! configuration by stdin.
 use std::{collections::BTreeMap, env, io::Read as _, net::Ipv4Addr, path::PathBuf};
 
@@ -47,7 +47,7 @@ pub(super) struct Attachment {
     pub(super) args: Arguments,
 }
 
-/// What the runtime says of one attachment, in `CNI_ARGS`.
+/// Parameters of one attachment, from `CNI_ARGS`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Arguments {
     mac: Option<String>,
@@ -120,7 +120,7 @@ pub(super) struct Config {
     _ip_masq: Option<IgnoredAny>,
 }
 
-/// What the runtime says of one attachment by capabilities.
+/// Parameters of one attachment, from the runtime's capabilities.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RuntimeConfig {
@@ -259,7 +259,7 @@ impl Command {
 }
 
 impl Config {
-    /// The network's name.
+    /// Returns the name of the network.
     pub(super) fn network(&self) -> Result<&str, Failure> {
         let name = self.name.as_deref().filter(|name| !name.is_empty());
         name.ok_or_else(|| Failure::new(code::CONFIG, "the configuration has no name"))

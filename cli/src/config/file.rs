@@ -8,11 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{ArgMatches, Command, CommandFactory as _};
+use clap::{ArgMatches, Args as _, Command, CommandFactory as _};
 use slipgate_policy::document::ConfigError;
 use toml::Value;
 
-use crate::args::CommandLine;
+use crate::args::{ChildArgs, CommandLine, RunArgs};
 
 const SERVE: &str = "serve";
 /// Flags whose order among each other matters.
@@ -21,6 +21,9 @@ const RULES: [&str; 4] = ["allow", "inspect", "deny", "deny-file"];
 /// Parses the command line, with the flags of `--config` where it has one. Exits with clap's
 /// message where clap refuses it.
 pub(crate) fn matches() -> Result<ArgMatches, ConfigError> {
+    if let Some(matches) = of_one_command(&std::env::args_os().collect::<Vec<_>>()) {
+        return Ok(matches);
+    }
     let matches = CommandLine::command().get_matches();
     let serve = matches.subcommand_matches(SERVE);
     let file = serve.and_then(|serve| serve.get_one::<PathBuf>("config"));
@@ -41,6 +44,25 @@ pub(crate) fn matches() -> Result<ArgMatches, ConfigError> {
         .chain(flags)
         .chain(rest.iter().cloned());
     Ok(CommandLine::command().get_matches_from(all))
+}
+
+/// Parses the command line of a process that a machine's start waits for, with the arguments of that
+/// command alone: making those of all commands takes clap most of its time. `None`: of another
+/// command, or one that clap refuses or answers, with what it knows of all.
+fn of_one_command(arguments: &[OsString]) -> Option<ArgMatches> {
+    let alone = command_alone(arguments.get(1)?.to_str()?)?;
+    let line = Command::new("slipgate").subcommand(alone);
+    line.try_get_matches_from(arguments).ok()
+}
+
+/// Returns the arguments of a command, if they can be had without those of all others.
+pub(super) fn command_alone(name: &str) -> Option<Command> {
+    Some(match name {
+        "run" => RunArgs::augment_args(Command::new("run")),
+        "vmm" => ChildArgs::augment_args(Command::new("vmm")),
+        "engine" => ChildArgs::augment_args(Command::new("engine")),
+        _ => return None,
+    })
 }
 
 /// Returns the flags that are equivalent to a file's text.

@@ -92,3 +92,35 @@ fn each_example_of_the_packaged_file_is_valid_and_each_flag_has_one() {
         assert_eq!(table.contains_key(flag), !has_none, "{flag}");
     }
 }
+
+/// The arguments of one command alone mean what those of all commands do.
+#[test]
+fn a_command_alone_is_parsed_as_among_all() {
+    let parsed = |matches: &ArgMatches| {
+        use clap::FromArgMatches as _;
+        format!("{:?}", CommandLine::from_arg_matches(matches).unwrap())
+    };
+    for line in [
+        "slipgate run",
+        "slipgate run --restore warm --name a --allow tcp:*:443 --deny 10.0.0.0/8 --deny b",
+        "slipgate run --kernel k --cmdline quiet --disk d,ro --vsock 3,s --forward tcp:8080:80",
+        "slipgate-vmm vmm --fd 3 --user 1",
+        "slipgate-engine engine --fd 3 --user 1",
+    ] {
+        let words: Vec<_> = line.split(' ').map(OsString::from).collect();
+        let alone = of_one_command(&words).unwrap_or_else(|| panic!("{line}"));
+        let among_all = CommandLine::command().get_matches_from(&words);
+        assert_eq!(parsed(&alone), parsed(&among_all));
+        assert_eq!(alone.subcommand_name(), among_all.subcommand_name());
+    }
+    for line in [
+        "slipgate",
+        "slipgate serve",
+        "slipgate run --help",
+        "slipgate run --nonsense",
+        "slipgate --version",
+    ] {
+        let words: Vec<_> = line.split(' ').map(OsString::from).collect();
+        assert!(of_one_command(&words).is_none(), "{line}");
+    }
+}

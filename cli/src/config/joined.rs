@@ -15,7 +15,7 @@ use slipgate_policy::{
     document::{ConfigError, RuleFlag, check_rules, forwards, parse_host_loopback},
 };
 
-use super::{network, rules::rule_flags, vm};
+use super::{file::command_alone, network, policy_flags::rule_flags, vm};
 use crate::args::{AttachArgs, CommandLine, DefaultRule, Ipv6, NatArgs, OnExit, RunArgs};
 
 /// Flags that are about a VM, about this process, or compared with the daemon's own.
@@ -44,7 +44,7 @@ const OF_THE_VM: [&str; 22] = [
     "log",
 ];
 /// Flags of `run` that are about the machine.
-const OF_THE_MACHINE: [&str; 21] = [
+const OF_THE_MACHINE: [&str; 24] = [
     "kernel",
     "initrd",
     "restore",
@@ -53,6 +53,8 @@ const OF_THE_MACHINE: [&str; 21] = [
     "cmdline",
     "cpus",
     "memory",
+    "balloon",
+    "huge-pages",
     "queues",
     "name",
     "mac",
@@ -65,6 +67,7 @@ const OF_THE_MACHINE: [&str; 21] = [
     "cgroup",
     "cpu-max",
     "memory-max",
+    "swap-max",
     "pids-max",
 ];
 /// Flags of policies that name files, which only the daemon may read, or resolvers.
@@ -188,8 +191,9 @@ fn own_policy(nat: &NatArgs, given: &ArgMatches) -> Result<Option<String>, Confi
 /// Checks that no flag was typed that the daemon has for all its VMs. `others`: flags of the
 /// command that are its own.
 fn check_flags(command: &str, given: &ArgMatches, others: &[&str]) -> Result<(), ConfigError> {
-    let line = CommandLine::command();
-    let flags = line.find_subcommand(command).map(Command::get_arguments);
+    let among_all = || CommandLine::command().find_subcommand(command).cloned();
+    let command_line = command_alone(command).or_else(among_all);
+    let flags = command_line.as_ref().map(Command::get_arguments);
     for flag in flags.into_iter().flatten() {
         let (id, Some(long)) = (flag.get_id().as_str(), flag.get_long()) else {
             continue;

@@ -29,9 +29,12 @@ const MAX_QUEUES: u32 = 16;
 /// Permitted memory, MiB: from the need of the built-in guest to what fits 40 bits of
 /// guest-physical address beside the holes.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 32..=524_288;
+/// Size of a huge page, MiB.
+const HUGE_PAGE_MIB: u64 = 2;
 /// Permitted limits of a cgroup: percent of a CPU, and memory from what a VMM needs without its guest's.
 const CPU_PERCENT: RangeInclusive<u32> = 1..=102_400;
 const MEMORY_BYTES: RangeInclusive<u64> = 16 << 20..=1 << 50;
+const SWAP_BYTES: RangeInclusive<u64> = 0..=1 << 50;
 const PIDS: RangeInclusive<u32> = 1..=4_194_304;
 /// Permitted bounds of a console's file.
 const CONSOLE_BYTES: std::ops::RangeInclusive<u64> = 4_096..=1 << 40;
@@ -43,7 +46,7 @@ const BUILT_IN_WORK: &str = "selftest";
 const KERNEL_CMDLINE: &str = "console=ttyS0 panic=-1";
 /// For the kernel to put a number in the place of `%d`.
 const TAP_PATTERN: &str = "sgvm%d";
-/// What to do about a snapshot of a machine that can't be.
+/// Remedy for a snapshot of a machine that cannot exist.
 const REMAKE: &str = "give a snapshot as `slipgate snapshot` wrote it";
 /// The guest's MAC, locally administered; all VMs may have the same.
 const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
@@ -124,6 +127,7 @@ pub(crate) fn run(
             requires_jail: args.jail == Jail::Required,
             cgroup: cgroup(args)?,
             may_restart: args.on_reboot == OnReboot::Restart,
+            huge_pages: huge_pages(args)?,
             console_bytes: in_range("--console-limit", args.console_limit, CONSOLE_BYTES)?,
         },
     })
@@ -140,11 +144,15 @@ fn cgroup(args: &RunArgs) -> Result<Option<CgroupSpec>, ConfigError> {
     let memory = args
         .memory_max
         .map(|it| in_range("--memory-max", it, MEMORY_BYTES));
+    let swap = args
+        .swap_max
+        .map(|it| in_range("--swap-max", it, SWAP_BYTES));
     let pids = args.pids_max.map(|it| in_range("--pids-max", it, PIDS));
     Ok(Some(CgroupSpec {
         parent: parent.clone(),
         cpu_percent: percent.transpose()?,
         memory_bytes: memory.transpose()?,
+        swap_bytes: swap.transpose()?,
         pids: pids.transpose()?,
     }))
 }
@@ -192,6 +200,13 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
         );
         return Err(refused(problem, REMAKE));
     }
+    if machine.balloon_mib > Some(machine.memory_mib) {
+        let problem = format!(
+            "its balloon is larger than its memory of {} MiB",
+            machine.memory_mib
+        );
+        return Err(refused(problem, REMAKE));
+    }
     let disks = disks(&args.disk)?;
     if !disks.is_empty() {
         let kinds =
@@ -230,6 +245,7 @@ fn booted(
         initrd: args.initrd.clone(),
         disks: disks(&args.disk)?,
         vsock: args.vsock.as_deref().map(vsock).transpose()?,
+        balloon_mib: balloon(args)?,
         cmdline: cmdline(args)?,
         cpus,
         memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
@@ -241,7 +257,7 @@ fn booted(
     })
 }
 
-/// Disks, from `FILE[,ro][,iops=N][,bandwidth=BYTES]`.
+/// Parses disks: each is `FILE[,ro][,iops=N][,bandwidth=BYTES]`.
 fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
     if let Some(beyond) = given.get(MAX_DISKS) {
         let problem = format!("a machine has {MAX_DISKS} disks at most");
@@ -266,6 +282,28 @@ fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
         })
     };
     given.iter().map(disk).collect()
+}
+
+/// Whether the memory is of huge pages.
+fn huge_pages(args: &RunArgs) -> Result<bool, ConfigError> {
+    if args.huge_pages && !args.memory.is_multiple_of(HUGE_PAGE_MIB) {
+        let problem = "huge pages have 2 MiB, and it is no multiple of that";
+        let remedy = "give an even number of MiB";
+        return Err(ConfigError::new("--memory", args.memory, problem, remedy));
+    }
+    Ok(args.huge_pages)
+}
+
+/// The balloon, which can't be larger than the memory.
+fn balloon(args: &RunArgs) -> Result<Option<u64>, ConfigError> {
+    match args.balloon {
+        Some(mib) if mib > args.memory => {
+            let problem = format!("the guest has {} MiB of memory", args.memory);
+            let remedy = "give less, or more --memory";
+            Err(ConfigError::new("--balloon", mib, problem, remedy))
+        }
+        given => Ok(given),
+    }
 }
 
 /// The vsock device, from `CID,SOCKET`.

@@ -4,17 +4,14 @@ use std::net::Ipv4Addr;
 
 use ipnet::Ipv6Net;
 use slipgate_broker::config::{GuestNetwork, MIN_MTU6, check_ipv6_prefix, check_routed_pool};
-use slipgate_model::Ipv6Mode;
+use slipgate_model::{GuestIpv6, Ipv6Mode};
 use slipgate_policy::document::{ConfigError, address};
 
 use crate::args::{Ipv6, NatArgs};
 
 /// Prefix of guests' IPv6 addresses unless another is given: a unique local one (RFC 4193). As with
 /// IPv4, every VM has the same, so that a clone of a machine keeps its addresses.
-pub(super) const IPV6_PREFIX: Ipv6Net = Ipv6Net::new_assert(
-    std::net::Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0),
-    64,
-);
+pub(super) const IPV6_PREFIX: Ipv6Net = GuestIpv6::GATEWAY_NET;
 
 impl From<&Ipv6> for Ipv6Mode {
     fn from(mode: &Ipv6) -> Self {

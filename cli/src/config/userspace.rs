@@ -133,6 +133,8 @@ pub(crate) fn inside(args: &InsideArgs) -> Inside {
                 .zip(args.gateway6)
                 .map(|(guest, gateway)| NamespaceIpv6 { guest, gateway }),
         },
+        covered: args.cover.clone(),
+        makes_sockets: args.sockets,
         command: args.command.clone(),
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn run(args: &CaptureArgs) -> anyhow::Result<()> {
             ),
         },
         (None, Some(vm)) => (Target::Vm(vm.clone()), vm),
-        (None, None) => bail!("what is to be captured? Give a flow's id, or --vm NAME"),
+        (None, None) => bail!("nothing to capture is named: give a flow's id, or --vm NAME"),
     };
     let to_stdout = args
         .output

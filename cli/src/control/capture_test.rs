@@ -1,7 +1,7 @@
 use std::time::SystemTime;
 
 use slipgate_abi::VmId;
-use userspace_nat::observe::pcapng::{Link, Shot, Stream};
+use userspace_nat::observe::pcapng::{LinkKind, Shot, Stream};
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn blocks_come_out_whole_however_they_are_cut() {
     let shot = Shot {
         vm: VmId::new(1),
         name: "a",
-        link: Link::Guest,
+        link: LinkKind::Guest,
         macs: Default::default(),
         ethertype: 0x0800,
         l3: &[0x45; 333],

@@ -1,4 +1,4 @@
-//! `slipgate pause`, `snapshot` and `kill`: orders to a machine of `slipgate run`.
+//! `slipgate pause`, `balloon`, `snapshot` and `kill`: orders to a machine of `slipgate run`.
 //!
 //! The files of a snapshot are made here, by who asks for it ([`SnapshotFolder`]), and given to the
 //! machine open for writing: neither the broker nor the VMM opens a path that a client chose. The
@@ -18,7 +18,7 @@ use slipgate_ipc::client::{ClientAnswer, MachineOrder};
 
 use super::stop_signals;
 use crate::{
-    args::{MachineArgs, SnapshotArgs},
+    args::{BalloonArgs, MachineArgs, SnapshotArgs},
     brokers::ANOTHER_ANSWER,
     machines::{Found, existing},
 };
@@ -26,12 +26,17 @@ use crate::{
 /// Time between looks for a signal while a snapshot is written.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Pauses a guest.
+/// Pauses a machine's guest.
 pub(super) fn pause(args: &MachineArgs) -> anyhow::Result<()> {
     existing(&args.machine)?.have_done(MachineOrder::Pause)
 }
 
-/// Ends a machine.
+/// Asks a guest for memory.
+pub(super) fn balloon(args: &BalloonArgs) -> anyhow::Result<()> {
+    existing(&args.machine)?.have_done(MachineOrder::Balloon { mib: args.size })
+}
+
+/// Ends a machine at once.
 pub(super) fn kill(args: &MachineArgs) -> anyhow::Result<()> {
     existing(&args.machine)?.end()
 }
@@ -50,10 +55,11 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     let [state, memory, _] = SNAPSHOT_FILES;
     let files = [folder.file(state)?, folder.file(memory)?];
     let (sender, answer) = mpsc::channel();
-    let read = base.clone();
+    let (read, asked) = (base.clone(), Arc::new(machine));
+    let machine = asked.clone();
     thread::spawn(move || {
         // Nobody listens after a signal.
-        let _ = sender.send(write(&machine, &files, read.as_ref().as_ref()));
+        let _ = sender.send(write(&asked, &files, read.as_ref().as_ref()));
     });
     let mut description = loop {
         match answer.recv_timeout(LOOK_EVERY) {
@@ -71,7 +77,10 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     if let Some(base) = &*base {
         base.describe(&mut description)?;
     }
-    folder.finish(&description)
+    folder.finish(&description)?;
+    // It is there, whatever the machine answers: it may have ended.
+    let _ = machine.order(MachineOrder::Finished);
+    Ok(())
 }
 
 fn refused_base(dir: &Path, error: &ChainError) -> anyhow::Error {

@@ -1,5 +1,5 @@
-//! What the user-mode engine needs, which serves `slipgate exec`, `slipgate attach --socket` and
-//! `slipgate run --mode userspace`.
+//! Checks the needs of the user-mode engine, which serves `slipgate exec`, `slipgate attach
+//! --socket` and `slipgate run --mode userspace`.
 use std::{
     fs::{self, File},
     path::Path,

@@ -84,7 +84,7 @@ fn incomplete(reader: &Reader) -> Vec<String> {
     if reader.lost > 0 {
         let lost = reader.lost;
         remarks.push(format!(
-            "{lost} records were lost, for they were not read fast enough: what they told is not \
+            "{lost} records were lost, for they were not read fast enough: their flows are not \
              covered"
         ));
     }

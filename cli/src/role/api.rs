@@ -14,7 +14,7 @@ use slipgate_api::{
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
 use slipgate_ipc::{api::ToApi, engine::EngineInventory};
 
-use super::{inherited, metrics::page};
+use super::{inherited_channel, metrics::page};
 use crate::{
     args::ChildArgs,
     log,
@@ -29,9 +29,9 @@ use crate::{
 /// Runs until the broker is gone.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = inherited::channel("api", args.fd)?;
+    let channel = inherited_channel("api", args.fd)?;
     let Some(ToApi::Start(start)) = channel.receive()? else {
-        bail!("the broker is gone before it said what to serve");
+        bail!("the broker ended before it sent the API's settings");
     };
     log::to_stderr(&start.log)?;
     if start.maps.len() != MAPS {
@@ -56,10 +56,10 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     })
 }
 
-/// The mapped tables.
+/// Tables of the NAT, mapped read-only.
 struct Tables {
     maps: ReadOnlyMaps,
-    /// What the metrics show.
+    /// Rows and figures that the metrics show.
     shown: page::Shown,
 }
 

@@ -22,7 +22,7 @@ use userspace_nat::{
     event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
-    relay::{self, Relay},
+    relay::{self, NamespaceSockets, Relay},
     services::Services,
 };
 
@@ -31,7 +31,7 @@ use self::{
     kernel::KernelDatapath,
     port_io::{Port, PortIo},
 };
-use super::inherited;
+use super::inherited_channel;
 use crate::{args::ChildArgs, log, sandbox};
 
 /// Questions in one message: as JSON they fit a packet, each as long as a datagram may be.
@@ -40,18 +40,27 @@ const QUESTIONS_AT_ONCE: usize = 8;
 /// Runs until the broker sends a stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = Rc::new(inherited::channel("engine", args.fd)?);
+    let channel = Rc::new(inherited_channel("engine", args.fd)?);
     // Its locks stay open to the end of this function: the row is ours to the last.
     let (start, forwards) = receive(&channel)?;
     log::to_stderr(&start.log)?;
     let maps = Rc::new(SharedMaps::from_fds(start.maps)?);
+    let files = sandbox::engine_files().context("reading the limit of open descriptors")?;
     let port = match start.userspace {
-        None => Port::Kernel(PortIo::new(start.port)),
+        None => {
+            maps.map_first_packets()?;
+            Port::Kernel(PortIo::new(start.port))
+        }
         Some(link) => {
-            let port = userspace::port(maps.clone(), start.port, link, &start.vms)?;
+            let port = userspace::port(maps.clone(), start.port, link, &start.vms, files)?;
             Port::Userspace(Box::new(port))
         }
     };
+    // The guest of `exec`, and the process that makes sockets in its namespace.
+    let inside = start
+        .namespace
+        .map(|channel| NamespaceSockets::new(channel, files));
+    let inside = start.vms.first().map(|vm| vm.id).zip(inside);
     // In user mode nobody has to find a next hop: the host's own stack does.
     let hops = start.userspace.is_none().then(|| channel.clone());
     let (flow_log, pcap) = (start.flow_log.map(File::from), start.pcap.map(File::from));
@@ -60,7 +69,6 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
     // opened at the first draw and kept.
     rand::random::<u64>();
-    let files = sandbox::engine_files().context("reading how many descriptors it may have")?;
     let has = (flow_log.is_some(), pcap.is_some());
     let (log_writer, pcap_writer) =
         sandbox::enter(broker, args.user, start.userspace.is_some(), || {
@@ -79,12 +87,15 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let mut log_output = None;
     if let (Some(mut file), Some(mut writer)) = (flow_log, log_writer) {
         recorded = record::recorded_ids(&mut file).context(
-            "--flow-log: reading the end of what is in it; give a file that can be appended to",
+            "--flow-log: reading the file's end; give a file that can be read and appended to",
         )?;
         writer.set_file(Box::new(file));
         log_output = Some(writer.into());
     }
-    let log = FlowLog::to(log_output).of(start.flow_log_events.into_iter().collect());
+    let mut log = FlowLog::to(log_output).of(start.flow_log_events.into_iter().collect());
+    if start.userspace.is_some() {
+        log.set_by_sockets();
+    }
     let pcap = pcap.zip(pcap_writer).map(|(file, mut writer)| {
         writer.set_file(Box::new(file));
         writer.into()
@@ -124,6 +135,9 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();
     engine.set_forwards(translated);
     engine.set_forward_texts(start.forward_rules, start.forward_texts);
+    if let Some((vm, sockets)) = inside {
+        engine.set_namespace(vm, sockets);
+    }
     for forward in relayed {
         engine.add_relay_forward(forward)?;
     }
@@ -153,7 +167,7 @@ fn receive(channel: &Channel) -> anyhow::Result<(Start, Vec<ForwardSocket>)> {
         match channel.receive()?.context(gone)? {
             ToEngine::Forwards(some) => forwards.extend(some),
             ToEngine::Begin => return Ok((*start, forwards)),
-            _ => bail!("the broker said something else than how to work"),
+            _ => bail!("the broker sent another message than those of the start"),
         }
     }
 }

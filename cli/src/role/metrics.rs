@@ -19,7 +19,7 @@ use anyhow::bail;
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
 use slipgate_ipc::metrics::ToMetrics;
 
-use super::inherited;
+use super::inherited_channel;
 use crate::{
     args::ChildArgs,
     log,
@@ -29,9 +29,9 @@ use crate::{
 /// Runs until the broker is gone.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
-    let channel = inherited::channel("metrics", args.fd)?;
+    let channel = inherited_channel("metrics", args.fd)?;
     let Some(ToMetrics::Start(start)) = channel.receive()? else {
-        bail!("the broker is gone before it said what to show");
+        bail!("the broker ended before it sent the page's settings");
     };
     log::to_stderr(&start.log)?;
     if start.maps.len() != MAPS {

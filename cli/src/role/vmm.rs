@@ -31,11 +31,13 @@ use slipgate_ipc::{
 };
 use slipgate_vmm::{
     Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
-    SnapshotFiles, StopHandle,
+    SnapshotFiles, Starting, StopHandle, ThreadSetup,
     boot::{BootInput, BootSource, Kernel},
+    memory::MemoryError,
     snapshot::SavedFiles,
     thread,
     virtio::{
+        balloon::BalloonConfig,
         block::DiskConfig,
         net::{NetConfig, NetRates},
         rate::{BucketConfig, RateConfig},
@@ -43,7 +45,7 @@ use slipgate_vmm::{
     },
 };
 
-use super::inherited;
+use super::inherited_channel;
 use crate::{args::ChildArgs, log, sandbox::vmm as sandbox};
 
 /// Bytes of a snapshot's file that may be written beyond the size of the memory.
@@ -77,9 +79,9 @@ fn unless_stub(image: &[u8]) -> anyhow::Result<&[u8]> {
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let began_at_us = monotonic_us();
     let broker = nix::unistd::getppid();
-    let channel = Arc::new(inherited::channel("vmm", args.fd)?);
+    let channel = Arc::new(inherited_channel("vmm", args.fd)?);
     let Some(ToVmm::Start(start)) = channel.receive()? else {
-        bail!("the broker is gone before it said what to run");
+        bail!("the broker ended before it sent the machine's settings");
     };
     log::to_stderr(&start.log)?;
     write_from_the_background();
@@ -110,7 +112,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         }
     };
     let counters = machine.counters();
-    let orders = carry_out(channel.clone(), machine.control())?;
+    let (orders, carrying_out) = carry_out(channel.clone(), machine.control())?;
     // All threads are there before the broker is told, which has something to do meanwhile.
     let (go, gone) = mpsc::sync_channel(1);
     let (again, agreed) = mpsc::sync_channel(1);
@@ -122,9 +124,12 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         go: Some(go),
         again,
     };
-    listener.start()?;
-    // No thread is made from here on.
+    let listening = listener.start()?;
+    // No thread is made from here on, and no guest code runs before every thread is confined.
     sandbox::narrow(sandbox::Thread::Main, may_restart)?;
+    for thread in [carrying_out, listening] {
+        thread.finish().context("confining a thread")?;
+    }
     channel.send(FromVmm::Ready(VmmTimes {
         confined_us: confined_at_us - began_at_us,
         made_us: monotonic_us() - confined_at_us,
@@ -248,6 +253,7 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
     let config = MachineConfig {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
+        huge_pages: start.huge_pages,
         origin,
         devices: Devices {
             net: Some(net),
@@ -256,6 +262,9 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
                 cid: start.vsock_cid,
                 listener: listener.into(),
             }),
+            balloon: start.balloon_mib.map(|mib| BalloonConfig {
+                target_bytes: mib << 20,
+            }),
             serial: SerialIo {
                 input: Some(start.input),
                 limit_bytes: limit(&start.output, start.console_bytes),
@@ -263,7 +272,9 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             },
         },
         kvm: start.kvm,
-        threads: Arc::new(move |kind| sandbox::narrow(sandbox::Thread::Of(kind), may_restart)),
+        threads: ThreadSetup::new(move |kind| {
+            sandbox::narrow(sandbox::Thread::Of(kind), may_restart)
+        }),
     };
     Ok(match may_restart {
         true => Machine::restartable(config)?,
@@ -313,6 +324,9 @@ fn rate(limit: RateLimit) -> RateConfig {
 fn blamed_flag(error: &anyhow::Error) -> Option<String> {
     let error = match error.downcast_ref() {
         Some(MachineError::Boot(error)) => error,
+        Some(MachineError::Memory(MemoryError::HugePages { .. })) => {
+            return Some("--huge-pages".to_owned());
+        }
         Some(MachineError::Snapshot(_) | MachineError::Memory(_)) => {
             return Some("--restore".to_owned());
         }
@@ -347,13 +361,13 @@ struct Listener {
 }
 
 impl Listener {
-    /// Starts it. The thread is confined when this returns, because no guest code may run before every
-    /// thread is.
-    fn start(self) -> anyhow::Result<()> {
+    /// Starts its thread, which confines itself first.
+    fn start(self) -> anyhow::Result<Starting> {
         let narrow = || sandbox::narrow(sandbox::Thread::Channel, false);
         let listen = move || self.listen();
-        thread::spawn_set_up("channel", narrow, listen).context("starting a confined thread")?;
-        Ok(())
+        let (_, starting) =
+            thread::spawn_set_up("channel", narrow, listen).context("starting a thread")?;
+        Ok(starting)
     }
 
     fn listen(mut self) {
@@ -405,8 +419,11 @@ impl Listener {
     }
 }
 
-/// Starts the thread that carries out orders, confined as [`listen`]'s.
-fn carry_out(channel: Arc<Channel>, control: Control) -> anyhow::Result<mpsc::Sender<Ordered>> {
+/// Starts the thread that carries out orders, which confines itself first.
+fn carry_out(
+    channel: Arc<Channel>,
+    control: Control,
+) -> anyhow::Result<(mpsc::Sender<Ordered>, Starting)> {
     let (sender, orders) = mpsc::channel::<Ordered>();
     let narrow = || sandbox::narrow(sandbox::Thread::Orders, false);
     let carry_out = move || {
@@ -415,6 +432,7 @@ fn carry_out(channel: Arc<Channel>, control: Control) -> anyhow::Result<mpsc::Se
             let done = match ordered.order {
                 VmmOrder::Pause => control.pause(),
                 VmmOrder::Resume => control.resume(),
+                VmmOrder::Balloon { mib } => control.set_balloon(mib.saturating_mul(1 << 20)),
                 VmmOrder::Snapshot(VmmSnapshot {
                     state,
                     memory,
@@ -432,8 +450,9 @@ fn carry_out(channel: Arc<Channel>, control: Control) -> anyhow::Result<mpsc::Se
             let _ = channel.try_send(FromVmm::Carried { id, error });
         }
     };
-    thread::spawn_set_up("orders", narrow, carry_out).context("starting a confined thread")?;
-    Ok(sender)
+    let (_, starting) =
+        thread::spawn_set_up("orders", narrow, carry_out).context("starting a thread")?;
+    Ok((sender, starting))
 }
 
 fn guest_end(outcome: Outcome) -> GuestEnd {

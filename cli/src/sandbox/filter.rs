@@ -67,12 +67,16 @@ fn allow_list(is_userspace: bool) -> Compiled<Rules> {
         // Many datagrams of a flow's socket at once.
         only(libc::SYS_recvmmsg, Vec::new());
         // Whether a file of memory that slipgate's own VMM passes keeps its length.
-        let commands = [libc::F_GETFD, libc::F_GET_SEALS].map(|c| rule([equal(1, c as u64)?]));
+        // And how much a pipe between two sockets takes.
+        let commands = [libc::F_GETFD, libc::F_GET_SEALS, libc::F_SETPIPE_SZ]
+            .map(|c| rule([equal(1, c as u64)?]));
         only(
             libc::SYS_fcntl,
             commands.into_iter().collect::<Compiled<_>>()?,
         );
-        only(libc::SYS_timerfd_settime, Vec::new());
+        // Bytes between a client of a forward and a socket of a command's namespace.
+        only(libc::SYS_pipe2, Vec::new());
+        only(libc::SYS_splice, Vec::new());
     }
     only(libc::SYS_socket, sockets);
     if is_userspace {

@@ -32,7 +32,7 @@ use super::{
 /// Descriptors that the VMM may have: 16 queue pairs have some ten each.
 const FILES: u64 = 1_024;
 
-/// What a VMM is confined to besides its system calls.
+/// Confinement of a VMM besides its system calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bounds {
     /// Whether it is in a PID namespace of its own, and is to enter the others.
@@ -425,6 +425,8 @@ impl Calls {
                 calls: vec![VSOCK],
                 ..Self::default()
             },
+            // It gives memory back by madvise, as every thread may, and waits.
+            Thread::Of(ThreadKind::Balloon) => Self::default(),
             Thread::Of(ThreadKind::Device) => Self {
                 ioctl: vec![tun::DRIVER],
                 ..Self::default()

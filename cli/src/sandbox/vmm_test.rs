@@ -11,7 +11,7 @@ use super::{
     *,
 };
 
-const THREADS: [Thread; 9] = [
+const THREADS: [Thread; 10] = [
     Thread::Main,
     Thread::Channel,
     Thread::Orders,
@@ -20,6 +20,7 @@ const THREADS: [Thread; 9] = [
     Thread::Of(ThreadKind::NetRings),
     Thread::Of(ThreadKind::Disk),
     Thread::Of(ThreadKind::Vsock),
+    Thread::Of(ThreadKind::Balloon),
     Thread::Of(ThreadKind::Device),
 ];
 

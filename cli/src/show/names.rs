@@ -23,7 +23,7 @@ const MOST_PAGES: usize = 4_096;
 /// State of the engines that the pinned maps do not show.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    /// Labels, by VM.
+    /// Labels of the VMs, by VM name.
     pub(crate) labels: BTreeMap<String, Labels>,
     /// Counts of DNS refusals, by VM.
     pub(crate) vms: BTreeMap<String, NameCounts>,

@@ -4,7 +4,7 @@ use slipgate_ipc::client::MachineStatus;
 use super::{print_once, table::table};
 use crate::{args::PsArgs, log, machines::Machines};
 
-/// Lists them.
+/// Lists the machines of this host.
 pub(super) fn run(args: &PsArgs) -> anyhow::Result<()> {
     let machines = Machines::ask()?;
     for pid in &machines.silent {

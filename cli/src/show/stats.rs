@@ -111,7 +111,7 @@ pub(crate) struct VmStats {
     /// Everything from and to it is dropped, until it is thawed; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
-    /// What comes for it is held, until it is resumed; absent otherwise.
+    /// Whether packets for it are held until it is resumed; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) asleep: bool,
     /// Frames that were dropped because they came from another MAC than the configured one; absent
@@ -162,7 +162,7 @@ impl std::ops::AddAssign for Packets {
 }
 
 impl VmStats {
-    /// What is said behind the VM's name.
+    /// Returns the remark behind the VM's name.
     fn pause(&self) -> &'static str {
         match (self.frozen, self.asleep) {
             (true, _) => " (frozen)",

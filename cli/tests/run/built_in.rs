@@ -24,13 +24,7 @@ fn sixteen_queue_pairs_carry_frames_each() {
     let work = format!("crr {} 640 x16 close", close.address());
     let vm = bed.start_with(&["--cpus", "16", "--cmdline", &work]);
     let end = vm.finish(2 * WAIT).unwrap();
-    assert_eq!(
-        end.status.code(),
-        Some(0),
-        "{:#?}\n{}",
-        end.lines,
-        end.stderr
-    );
+    end.assert_success();
     let each: Vec<_> = (0..16).map(|pair| carried(&end, pair)).collect();
     let a_connection = |(tx, rx): &(u64, u64)| *tx >= 3 && *rx >= 3;
     assert!(each.iter().all(a_connection), "{each:?}");
@@ -56,13 +50,7 @@ fn two_queue_pairs_carry_its_workloads_and_the_kernel_the_bulk() {
     let resolver = names.address().to_string();
     let vm = bed.start_with(&["--cpus", "2", "--dns", &resolver, "--cmdline", &work]);
     let end = vm.finish(WAIT).unwrap();
-    assert_eq!(
-        end.status.code(),
-        Some(0),
-        "{:#?}\n{}",
-        end.lines,
-        end.stderr
-    );
+    end.assert_success();
     let done: Vec<_> = end
         .said("workload")
         .iter()
@@ -93,13 +81,7 @@ fn its_selftest_passes_and_what_it_can_not_do_is_a_status() {
     require_kvm!();
     let bed = Bed::new();
     let end = bed.start_with(&["--cpus", "2"]).finish(WAIT).unwrap();
-    assert_eq!(
-        end.status.code(),
-        Some(0),
-        "{:#?}\n{}",
-        end.lines,
-        end.stderr
-    );
+    end.assert_success();
     let parts = end.said("selftest");
     assert!(
         parts.len() > 10 && parts.iter().all(|part| part["ok"] == true),

@@ -62,13 +62,7 @@ fn a_machine_goes_on_from_differences_and_needs_their_base() {
     let both = [(); 2].map(|()| restore(&bed, latest));
     for vm in both {
         let end = vm.finish(2 * WAIT).unwrap();
-        assert_eq!(
-            end.status.code(),
-            Some(0),
-            "{:#?}\n{}",
-            end.lines,
-            end.stderr
-        );
+        end.assert_success();
     }
     bed.assert_nothing_is_left();
 

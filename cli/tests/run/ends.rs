@@ -213,7 +213,7 @@ fn a_vm_outlives_its_engine() {
     let (vmm, engine) = (vm.vmm_pid(), vm.engine_pid());
     signal(engine.unwrap(), libc::SIGKILL);
     eventually("another engine", || {
-        vm.stderr().contains("there is an engine again")
+        vm.stderr().contains("a new engine serves")
     });
     assert_eq!(vm.vmm_pid(), vmm);
     assert_ne!(vm.engine_pid(), engine);

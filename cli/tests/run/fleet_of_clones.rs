@@ -15,7 +15,7 @@ const PORTS: [u16; 2] = [7001, 7002];
 /// some 5 MiB in a release build.
 const MOST_KIB: u64 = 24 << 10;
 
-/// What a clone's guest said of its work.
+/// Reads the reports of a clone's guest about its work.
 fn said(vm: &mut MicroVm) -> Vec<serde_json::Value> {
     let mut lines = Vec::new();
     // The name, then a connection to each server.

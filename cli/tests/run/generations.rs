@@ -5,7 +5,7 @@ use std::{
     io::{PipeReader, PipeWriter, Read as _, pipe},
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
     thread::{self, JoinHandle},
 };
 
@@ -17,6 +17,7 @@ use slipgate_testbed::{
 };
 use slipgate_vmm::{
     Control, Devices, Machine, MachineConfig, Origin, Outcome, SerialIo, SnapshotFiles, StopHandle,
+    ThreadSetup,
     boot::{BootSource, Kernel},
     virtio::net::NetConfig,
 };
@@ -48,6 +49,7 @@ impl Running {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
         let queue = host.run(queue);
         let machine = Machine::new(MachineConfig {
+            huge_pages: false,
             cpus: 1,
             memory_bytes: 64 << 20,
             origin,
@@ -55,6 +57,7 @@ impl Running {
                 net: Some(NetConfig::new([0x02, 0, 0, 0, 0, 2], 1500, vec![queue])),
                 disks: Vec::new(),
                 vsock: None,
+                balloon: None,
                 serial: SerialIo {
                     input: Some(input.into()),
                     output: output.into(),
@@ -62,7 +65,7 @@ impl Running {
                 },
             },
             kvm: kvm.unwrap().into(),
-            threads: Arc::new(|_| Ok(())),
+            threads: ThreadSetup::new(|_| Ok(())),
         })
         .unwrap();
         Self {

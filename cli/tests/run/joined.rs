@@ -36,13 +36,7 @@ fn a_machine_is_the_daemons_vm_for_as_long_as_it_runs() {
     ];
     let end = bed.start_with(&[&of_machine[..], &["--cmdline", &work]].concat());
     let end = end.finish(WAIT).unwrap();
-    assert_eq!(
-        end.status.code(),
-        Some(0),
-        "{:#?}\n{}",
-        end.lines,
-        end.stderr
-    );
+    end.assert_success();
     assert!(end.stderr.contains("by the daemon"), "{}", end.stderr);
     assert_eq!(vms(&bed, &bed.pins), serde_json::json!([]));
 

@@ -1,5 +1,6 @@
 //! `slipgate run` in the testbed: ends of guests, the remaining state, and the processes'
 //! privileges.
+mod balloon;
 mod built_in;
 mod cgroups;
 mod console;
@@ -8,6 +9,7 @@ mod disks;
 mod ends;
 mod fleet_of_clones;
 mod generations;
+mod huge_pages;
 mod jail;
 mod joined;
 mod limits;

@@ -5,7 +5,7 @@ use slipgate_testbed::{require_kvm, require_root_and_tun, signal, world::SERVER}
 
 use crate::{Bed, WAIT, eventually, payload::Payload};
 
-/// What a guest with this payload prints in each life, and then it resets itself.
+/// Returns a payload that prints a line in each life, and then resets the machine.
 fn resets() -> Vec<u8> {
     Payload::default().say("here\n").out(0x64, 0xfe).halt()
 }

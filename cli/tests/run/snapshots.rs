@@ -18,7 +18,7 @@ use crate::{Bed, WAIT, eventually, vsock};
 
 impl Bed {
     /// Runs `slipgate ARGS…` beside the machines.
-    fn slipgate(&self, args: &[&str]) -> Output {
+    pub(crate) fn slipgate(&self, args: &[&str]) -> Output {
         let mut command = Command::new(slipgate::binary().unwrap());
         command.args(args);
         self.world.host.output_with(command, &[1, 2]).unwrap()
@@ -33,24 +33,24 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What `slipgate ps` says of all machines.
+    /// Returns the statuses that `slipgate ps` gives of all machines.
     fn statuses(&self) -> Vec<serde_json::Value> {
         serde_json::from_str(&self.have(&["ps", "--json"])).unwrap()
     }
 
-    /// What it says of the machine of this process.
-    fn status(&self, vm: &MicroVm) -> serde_json::Value {
+    /// Returns the status that it gives of this process's machine.
+    pub(crate) fn status(&self, vm: &MicroVm) -> serde_json::Value {
         status_in(&self.statuses(), vm)
     }
 
-    fn snapshot(&self, vm: &MicroVm, name: &str) -> PathBuf {
+    pub(crate) fn snapshot(&self, vm: &MicroVm, name: &str) -> PathBuf {
         let dir = self.folder.path().join(name);
         let pid = vm.broker_pid().to_string();
         self.have(&["snapshot", &pid, dir.to_str().unwrap()]);
         dir
     }
 
-    fn restore(&self, dir: &Path, flags: &[&str]) -> MicroVm {
+    pub(crate) fn restore(&self, dir: &Path, flags: &[&str]) -> MicroVm {
         let mut all = vec!["--restore", dir.to_str().unwrap()];
         all.extend(flags);
         self.start_with(&all)
@@ -98,6 +98,22 @@ fn a_guest_is_paused_amid_its_streams_and_goes_on() {
     let end = vm.finish(2 * WAIT).unwrap();
     assert_passed(&end);
     bed.assert_nothing_is_left();
+}
+
+/// Its stack gives a connection up that has had no data for 10 s of its own time.
+#[test]
+fn a_guest_that_is_paused_longer_than_it_waits_for_data_goes_on() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let streams = TcpServer::start(&bed.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let work = format!("stream {} 400000000 down x2; wait 1", streams.address());
+    let mut vm = bed.start_with(&["--cpus", "2", "--cmdline", &work, "--name", "streams"]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    bed.have(&["pause", "streams"]);
+    std::thread::sleep(Duration::from_secs(12));
+    bed.have(&["resume", "streams"]);
+    assert_passed(&vm.finish(4 * WAIT).unwrap());
 }
 
 #[test]

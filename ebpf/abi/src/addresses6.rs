@@ -40,7 +40,7 @@ impl Addresses6Ref {
         unsafe { self.as_ptr().write_volatile(addresses) };
     }
 
-    /// Returns a copy.
+    /// Returns a copy of the flow's addresses.
     pub fn copy(&self) -> Addresses6 {
         // SAFETY: `new` promised a valid element; octets have no invalid values.
         unsafe { self.as_ptr().read_volatile() }

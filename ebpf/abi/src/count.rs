@@ -165,6 +165,9 @@ reasons! {
     /// The flow would come in by a forward of IPv6, and the guest has no address of IPv6 yet; or it
     /// would go out, and none of the VM's `nat_addresses` is the host's.
     NoAddress no_address,
+    /// User mode: the host gives no socket for the flow. The engine's descriptors are used up but for a
+    /// few that are kept for other things, or the host is short of descriptors or memory.
+    NoSocket no_socket,
 }
 
 /// Number of rules whose refusals a row of `COUNTERS` counts separately.

@@ -23,11 +23,12 @@ mod drops;
 mod egress_path;
 pub mod engine_port;
 pub mod family;
+mod first_packets;
 pub mod fragment_table;
 mod fragments6;
 mod fragments_and_options;
 pub mod guest_egress;
-mod guest_egress6;
+pub mod guest_egress6;
 pub mod guest_shut;
 pub mod handover;
 mod handshake;
@@ -54,8 +55,8 @@ use self::{
     packet::{ETHERNET_LEN, L4},
 };
 use crate::{
-    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, Ip4, Ip6,
-    NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
+    Addresses6Ref, DropReason, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
+    Ip4, Ip6, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     rate::RateRef, segment::Segments,
 };
 
@@ -69,8 +70,10 @@ pub unsafe trait Maps: Copy {
     fn tap(self, ifindex: u32) -> Option<TapEntry>;
     /// Row of `VMS`, of any VM or none.
     fn vm_row(self, row: u32) -> Option<VmRef>;
-    /// Row of `OWNERS`.
+    /// Row of `OWNERS`, of a worker or none.
     fn owner(self, row: u32) -> Option<OwnerRef>;
+    /// Element of `FIRST_PACKETS`, by its index.
+    fn first_packet(self, index: u32) -> Option<FirstPacketRef>;
     /// Row of `RATES`, by the VM's row.
     fn rates(self, row: u32) -> Option<RateRef>;
     /// Entry of `FLOWS`, read by one load. It may be recycled meanwhile, so the slot must be
@@ -154,6 +157,11 @@ pub unsafe trait Kernel: Copy {
     /// Copies a header from an offset that depends on the packet. Returns `false` if the frame ends
     /// before the header does.
     fn load(self, offset: usize, header: &mut L4) -> bool;
+    /// Copies `len` bytes of the frame from an offset. Returns `false` if the frame ends before.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `len` bytes.
+    unsafe fn copy(self, offset: usize, to: *mut u8, len: u32) -> bool;
     /// Inserts an Ethernet header before an L3 packet. All of it is zero except the EtherType,
     /// which the caller must write. Moves the frame.
     ///
@@ -178,6 +186,12 @@ pub unsafe trait Kernel: Copy {
     /// # Errors
     /// If the kernel's struct cannot be read.
     fn partial_checksum_place(self) -> Result<i32, Refused>;
+    /// The packet's partial checksum; `None` if it has none. What a packet with a complete checksum
+    /// has there is any numbers.
+    ///
+    /// # Errors
+    /// If the kernel's struct cannot be read.
+    fn partial_checksum(self) -> Result<Option<PartialChecksum>, Refused>;
 
     /// MTU of a device, bytes; `None` if the device is gone. May move the frame.
     fn mtu_of(self, ifindex: u32) -> Option<u32>;
@@ -200,6 +214,8 @@ pub unsafe trait Kernel: Copy {
     fn drop_counted(self, row: u32, reason: DropReason, segments: Segments) -> Self::End;
     /// Drops the frame without a count: the engine handles the packet itself.
     fn discard(self) -> Self::End;
+    /// Frees the frame: the engine has a copy.
+    fn copied(self) -> Self::End;
     /// Leaves the frame to the host's stack.
     fn pass(self) -> Self::End;
     /// Sends the frame out of a device, with the L2 header it has.
@@ -266,7 +282,7 @@ impl Program6 {
         }
     }
 
-    /// Runs the program.
+    /// Runs the program on one packet; the end is what the kernel is to do with it.
     #[inline(always)]
     pub fn run<K: Kernel>(self, kernel: K) -> K::End {
         match self {
@@ -276,6 +292,15 @@ impl Program6 {
             Self::EnginePort => engine_port::run_of::<V6, K>(kernel),
         }
     }
+}
+
+/// Partial checksum of a frame: the field has the pseudo-header's sum only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PartialChecksum {
+    /// Start of the checksummed bytes, from the frame's start.
+    pub start: u16,
+    /// Place of the checksum, bytes from `start`.
+    pub offset: u16,
 }
 
 /// Name of the program array whose elements [`Program6`] numbers.

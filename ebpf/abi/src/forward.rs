@@ -16,8 +16,22 @@ pub struct ForwardKey {
     pub pad: u8,
 }
 
+impl ForwardKey {
+    /// Key of a port, host order, of an address of the host. `protocol`: number of a [`Protocol`].
+    #[inline(always)]
+    pub const fn new(host: Ip4, port: u16, protocol: u8) -> Self {
+        Self {
+            host,
+            port,
+            protocol,
+            pad: 0,
+        }
+    }
+}
+
 /// Key of `FORWARDS6`. A packet is looked up by its destination address, then by `::`. The map also
-/// has the prefixes that are routed to VMs ([`ForwardKey6::of_routed`]).
+/// has what is routed to VMs: prefixes ([`ForwardKey6::of_routed`]) and single addresses
+/// ([`ForwardKey6::of_routed_address`]).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ForwardKey6 {
@@ -32,7 +46,18 @@ pub struct ForwardKey6 {
 }
 
 impl ForwardKey6 {
-    /// Key of the prefix that has this address, as one that the network routes to a VM: its first
+    /// Key of a port, host order, of an address of the host. `protocol`: number of a [`Protocol`].
+    #[inline(always)]
+    pub const fn new(host: Ip6, port: u16, protocol: u8) -> Self {
+        Self {
+            host,
+            port,
+            protocol,
+            pad: [0; 5],
+        }
+    }
+
+    /// Key of the /64 that has this address, as one that the network routes to a VM: its first
     /// address, and no port. No forward has such a key.
     #[inline(always)]
     pub const fn of_routed(address: Ip6) -> Self {
@@ -43,6 +68,23 @@ impl ForwardKey6 {
             protocol: Protocol::Icmpv6 as u8,
             pad: [0; 5],
         }
+    }
+
+    /// Key of a single address that the network routes to a VM: its length in the place of the port.
+    /// No forward has such a key either.
+    #[inline(always)]
+    pub const fn of_routed_address(address: Ip6) -> Self {
+        Self {
+            host: address,
+            port: 128,
+            protocol: Protocol::Icmpv6 as u8,
+            pad: [0; 5],
+        }
+    }
+
+    /// Whether it is the key of a prefix or an address that the network routes to a VM.
+    pub const fn is_routed(&self) -> bool {
+        self.protocol == Protocol::Icmpv6 as u8
     }
 }
 

@@ -33,6 +33,7 @@ pub mod checksum;
 pub mod connection;
 pub mod count;
 pub mod datapath;
+pub mod first_packet;
 pub mod forward;
 mod handle;
 pub mod handshake;
@@ -57,6 +58,7 @@ pub use count::{
     Counter, DropCounters, DropReason, EndedBefore, Refusal, RefusalCounters, RuleRefusals,
     VmCounters,
 };
+pub use first_packet::{FirstPacket, FirstPacketRef};
 pub use forward::{ForwardKey, ForwardKey6, ForwardTarget};
 pub use ids::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 pub use link::{NextHop, NextHopRef};

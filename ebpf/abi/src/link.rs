@@ -55,7 +55,7 @@ pub struct NextHop {
 
 const _: () = assert!(size_of::<NextHop>() == 64);
 
-/// Bits of [`NextHop::flags`].
+/// Names of the bits in [`NextHop::flags`].
 #[derive(Debug)]
 pub struct NextHopFlags;
 

@@ -21,6 +21,7 @@
 //! | `ADDRESSES6` | array, mmapable | slot → [`crate::Addresses6`] |
 //! | `VMS6` | array, mmapable | VM row → [`crate::Vm6`] |
 //! | `FORWARDS6` | hash | [`crate::ForwardKey6`] → [`crate::ForwardTarget`] |
+//! | `FIRST_PACKETS` | array, mmapable | place of a ring → [`crate::FirstPacket`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
 //! [`crate::datapath::Program6`] names the elements of a program array, `PROGRAMS6`, which is pinned
@@ -145,7 +146,7 @@ pub struct Meta {
 /// of all VMs are queued. So the queue has room for the shares of all VMs at any time, and what no VM
 /// uses of it is anybody's.
 #[repr(C, align(64))]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
     /// Number of processes that have taken the row: each increments it by one.
     pub epoch: u32,
@@ -170,9 +171,37 @@ pub struct Owner {
     pub world_taken_in: u64,
     /// Explicit padding, always zero.
     pub pad_end: [u8; 8],
+
+    /// Number of the next first packet in the process's ring ([`crate::first_packet`]). The programs
+    /// count it.
+    pub ring_tail: u64,
+    /// Number of first packets that were redirected to the engine port. The programs count it.
+    pub port_handed: u64,
+    /// 1 while the ring is to be used, else 0. The engine stores it.
+    pub ring_open: u32,
+    /// Explicit padding, always zero.
+    pub pad_ring: [u8; 44],
+
+    /// Number of the first packet that the engine reads next. The engine stores it.
+    pub ring_head: u64,
+    /// Number of `port_handed` that the engine received or knows to be lost. The engine stores it; it
+    /// never exceeds `port_handed`.
+    pub port_taken: u64,
+    /// Explicit padding, always zero.
+    pub pad_engine: [u8; 48],
 }
 
-const _: () = assert!(size_of::<Owner>() == 64);
+// A line that both sides change, one that the programs change, and one of the engine's.
+const _: () = assert!(size_of::<Owner>() == 192);
+const _: () = assert!(core::mem::offset_of!(Owner, ring_tail) == 64);
+const _: () = assert!(core::mem::offset_of!(Owner, ring_head) == 128);
+
+impl Default for Owner {
+    fn default() -> Self {
+        // SAFETY: integers and bytes.
+        unsafe { core::mem::zeroed() }
+    }
+}
 
 handle! {
     /// Handle to a row of `OWNERS`.
@@ -190,6 +219,16 @@ handle! {
         world_handed_over: AtomicU64,
         /// The world's frames that the engine received or knows to be lost, in credits.
         world_taken_in: AtomicU64,
+        /// Number of the next first packet in the ring.
+        ring_tail: AtomicU64,
+        /// First packets that were redirected to the engine port.
+        port_handed: AtomicU64,
+        /// Whether the ring is to be used.
+        ring_open: AtomicU32,
+        /// Number of the first packet that the engine reads next.
+        ring_head: AtomicU64,
+        /// First packets that the engine received by its port, or knows to be lost.
+        port_taken: AtomicU64,
     }
     constant {}
 }
@@ -223,7 +262,7 @@ pub struct RuleElement {
     pub text: [u8; 128],
 }
 
-/// Bits of [`RuleElement::flags`].
+/// Names of the bits in [`RuleElement::flags`].
 pub struct RuleFlags;
 
 impl RuleFlags {

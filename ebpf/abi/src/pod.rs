@@ -18,6 +18,7 @@ pod!(
     TapEntry,
     Vm,
     NextHop,
+    FirstPacket,
     ForwardKey,
     ForwardKey6,
     ForwardTarget,

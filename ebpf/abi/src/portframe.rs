@@ -126,7 +126,7 @@ impl Order {
     }
 }
 
-/// Bits of [`PortHeader::flags`].
+/// Names of the bits in [`PortHeader::flags`].
 #[derive(Debug)]
 pub struct PortFlags;
 
@@ -139,6 +139,11 @@ impl PortFlags {
     /// The engine led the frame back in, translated by its sender's flow, as if it came from an
     /// uplink. The kernel sets it never.
     pub const HAIRPIN: u8 = 4;
+    /// The frame only wakes the engine: its packet is in the ring of first packets, and counted there.
+    pub const WAKE: u8 = 8;
+    /// A command's packet was put together of fragments, and may leave in fragments again. Only the
+    /// port of user mode looks at it.
+    pub const REASSEMBLED: u8 = 16;
 }
 
 /// Reason for which the kernel hands a frame to the engine.

@@ -189,7 +189,7 @@ pub struct Slot {
 const _: () = assert!(size_of::<Slot>() == 128);
 const _: () = assert!(core::mem::offset_of!(Slot, vm) == 64);
 
-/// Bits of [`Slot::flags`].
+/// Names of the bits in [`Slot::flags`].
 #[derive(Debug)]
 pub struct SlotFlags;
 

@@ -109,7 +109,7 @@ impl Vm {
     }
 }
 
-/// Bits of [`Vm::flags`].
+/// Names of the bits in [`Vm::flags`].
 #[derive(Debug)]
 pub struct VmFlags;
 

@@ -4,6 +4,9 @@
 //! The engine binds an address to the VM at its first packet or at duplicate address detection, if
 //! it is of the VM's /64 or link-local. The programs let a guest open flows only from addresses that
 //! are bound; a packet from another address of these prefixes is handed over.
+//!
+//! A VM may have a single address (/128) in the place of a /64. The guest does not make it but gets it
+//! by DHCPv6; it and a link-local one are the only ones that can be bound.
 #[cfg(not(target_arch = "bpf"))]
 use core::sync::atomic::Ordering::Release;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -25,9 +28,11 @@ pub struct Vm6 {
     /// Neighbour solicitations that the kernel answered: the guest's for the gateway, and the uplink's
     /// neighbours' for the guest.
     pub neighbours_answered: u64,
-    /// First address of the VM's /64, from which the guest makes its own.
+    /// First address of the VM's /64, from which the guest makes its own; or its single address
+    /// ([`Vm6Flags::SINGLE`]).
     pub prefix: Ip6,
-    /// The gateway's address in that /64.
+    /// The gateway's address: of that /64, or of another one if the VM has a single address. All of
+    /// the gateway's /64 is the gateway's to answer.
     pub gateway: Ip6,
     /// The gateway's link-local address.
     pub gateway_local: Ip6,
@@ -63,13 +68,15 @@ impl Vm6 {
     };
 }
 
-/// Bits of [`Vm6::flags`].
+/// Names of the bits in [`Vm6::flags`].
 #[derive(Debug)]
 pub struct Vm6Flags;
 
 impl Vm6Flags {
     /// The VM has IPv6. Without it, its IPv6 packets are dropped.
     pub const ON: u32 = 1;
+    /// The VM has a single address, which is [`Vm6::prefix`], and no /64.
+    pub const SINGLE: u32 = 1 << 1;
 }
 
 handle! {
@@ -85,9 +92,9 @@ handle! {
         proxy_ifindex: AtomicU32,
     }
     constant {
-        /// First address of the VM's /64.
+        /// First address of the VM's /64, or its single address.
         prefix: Ip6,
-        /// The gateway's address in that /64.
+        /// The gateway's address.
         gateway: Ip6,
         /// The gateway's link-local address.
         gateway_local: Ip6,
@@ -138,6 +145,14 @@ impl Vm6Ref {
         unsafe { AtomicU64::from_ptr(&raw mut (*self.as_ptr()).used_ns[place]) }
     }
 
+    /// Whether an address is of the VM's /64, or its single address.
+    #[inline(always)]
+    pub fn has_in_prefix(&self, address: Ip6) -> bool {
+        let prefix = self.prefix();
+        let is_single = crate::cell::load32(self.flags()) & Vm6Flags::SINGLE != 0;
+        address.same_prefix(prefix) && (!is_single || address.is(prefix))
+    }
+
     /// Place of an address that is bound; `None` if it is not.
     #[inline(always)]
     pub fn place_of(&self, address: Ip6) -> Option<usize> {
@@ -153,7 +168,8 @@ impl Vm6Ref {
         self.used_ns(place).store(now_ns, Release);
     }
 
-    /// Gives the VM IPv6 with this /64 and these addresses of the gateway, or takes it away. Bound
+    /// Gives the VM IPv6 with this prefix and these addresses of the gateway, or takes it away. The
+    /// prefix is the first address of a /64 with the gateway in it, or else a single address. Bound
     /// addresses of another prefix are forgotten.
     #[cfg(not(target_arch = "bpf"))]
     pub fn set(&self, network: Option<(Ip6, Ip6, Ip6)>) {
@@ -174,7 +190,11 @@ impl Vm6Ref {
                 self.bind(place, Ip6::UNSPECIFIED, 0);
             }
         }
-        self.flags().store(Vm6Flags::ON, Release);
+        let single = match prefix.same_prefix(gateway) {
+            true => 0,
+            false => Vm6Flags::SINGLE,
+        };
+        self.flags().store(Vm6Flags::ON | single, Release);
     }
 
     /// Forgets everything, for the row's next VM.

@@ -26,6 +26,9 @@ use slipgate_abi::IfIndex;
 
 use crate::{Error, Paths, Result, bpf, device::Device};
 
+/// Name of the array of programs by which the twins call, and of its pin.
+pub(crate) const TWINS: &str = "TWINS";
+
 /// A BPF program of slipgate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Program {
@@ -80,8 +83,8 @@ impl Program {
         }
     }
 
-    /// Returns the name of the pin of the program's twin; `None` if it has none, because its place
-    /// in a chain of programs does not matter ([`chain`]).
+    /// Returns the name of the program's twin, which calls it, and of its pin; `None` if it has none,
+    /// because its place in a chain of programs does not matter ([`chain`]).
     pub const fn twin_name(self) -> Option<&'static str> {
         match self {
             Self::GuestEgress => Some("guest_egress_twin"),

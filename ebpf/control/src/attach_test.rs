@@ -65,7 +65,7 @@ fn is_first_in_the_chain() {
     in_netns("is_first_in_the_chain", || {
         let (datapath, tap) = (datapath(), make_tap("t0"));
         let other = probe::pass_program().unwrap();
-        let _link = bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).unwrap();
+        let _link = bpf::link_create_tcx(other.as_fd(), tap, bpf::ChainPosition::First).unwrap();
         datapath
             .attach(Program::UplinkIngress, tap, Hook::Tcx)
             .unwrap();
@@ -77,7 +77,7 @@ fn is_first_in_the_chain() {
                 .is_first()
         );
         let other = probe::pass_program().unwrap();
-        let _before = bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).unwrap();
+        let _before = bpf::link_create_tcx(other.as_fd(), tap, bpf::ChainPosition::First).unwrap();
         assert!(
             !datapath
                 .standing(Program::UplinkIngress, tap)

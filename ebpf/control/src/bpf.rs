@@ -3,6 +3,8 @@
 //! The commands on maps work without any capability, on descriptors that were passed to the
 //! process.
 
+mod programs;
+
 use std::{
     ffi::CString,
     io,
@@ -19,6 +21,10 @@ use aya_obj::generated::{
     bpf_map_type, bpf_prog_info,
 };
 use slipgate_abi::IfIndex;
+
+pub(crate) use self::programs::{
+    EXIT, SCHED_CLS, call_helper, instruction, prog_load, set_register,
+};
 
 /// Usual mount point of bpffs.
 pub const BPFFS: &str = "/sys/fs/bpf";
@@ -105,11 +111,13 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 impl Kind {
     /// Array that can be mapped.
     pub const MAPPED_ARRAY: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_ARRAY, BPF_F_MMAPABLE);
-    /// Preallocated hash.
+    /// Hash whose elements are allocated when the map is made.
     pub const HASH: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_HASH, 0);
     /// Hash that allocates on demand.
     pub const GROWING_HASH: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC);
-    /// Longest-prefix-match trie.
+    /// Array of programs, for tail calls.
+    pub const PROGRAM_ARRAY: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY, 0);
+    /// Trie for the longest matching prefix.
     pub const TRIE: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC);
 
     const fn of(map_type: bpf_map_type, flags: u32) -> Self {
@@ -176,7 +184,7 @@ pub(crate) fn link_info(fd: BorrowedFd<'_>) -> io::Result<bpf_link_info> {
 
 /// Position in a chain of programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum ChainPosition {
     First,
     Last,
 }
@@ -185,7 +193,7 @@ pub(crate) enum Place {
 pub(crate) fn link_create_tcx(
     program: BorrowedFd<'_>,
     ifindex: IfIndex,
-    place: Place,
+    place: ChainPosition,
 ) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
     attr.link_create.__bindgen_anon_1.prog_fd = number(program);
@@ -193,11 +201,15 @@ pub(crate) fn link_create_tcx(
     attr.link_create.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
     // Relative to no program: an end of the chain.
     attr.link_create.flags = match place {
-        Place::First => BPF_F_BEFORE,
-        Place::Last => BPF_F_AFTER,
+        ChainPosition::First => BPF_F_BEFORE,
+        ChainPosition::Last => BPF_F_AFTER,
     };
     call(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
+
+/// XDP on skbs, and that of the driver (<linux/if_link.h>).
+pub(crate) const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+pub(crate) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 /// Attaches an XDP program to an interface. `flags`: `XDP_FLAGS_*`.
 pub(crate) fn link_create_xdp(
@@ -247,6 +259,15 @@ pub(crate) fn tcx_programs(ifindex: IfIndex) -> io::Result<Vec<u32>> {
     Ok(ids[..count.min(ids.len())].to_vec())
 }
 
+/// Writes an object's name, cut to the field.
+fn fill_name(field: &mut [libc::c_char], name: &str) {
+    // The last byte stays zero.
+    let room = field.len().saturating_sub(1);
+    for (to, from) in field[..room].iter_mut().zip(name.bytes()) {
+        *to = from as _;
+    }
+}
+
 /// Makes a map that is not pinned, without BTF.
 pub(crate) fn map_create(name: &str, shape: Shape) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
@@ -256,28 +277,8 @@ pub(crate) fn map_create(name: &str, shape: Shape) -> io::Result<OwnedFd> {
     attr.__bindgen_anon_1.max_entries = shape.entries;
     attr.__bindgen_anon_1.map_flags = shape.kind.flags;
     // SAFETY: the struct written above; its name is plain bytes.
-    let field = unsafe { &mut attr.__bindgen_anon_1.map_name };
-    // The last byte stays zero.
-    let room = field.len() - 1;
-    for (to, from) in field[..room].iter_mut().zip(name.bytes()) {
-        *to = from as _;
-    }
+    fill_name(unsafe { &mut attr.__bindgen_anon_1.map_name }, name);
     call(bpf_cmd::BPF_MAP_CREATE, &mut attr).map(owned)
-}
-
-/// Loads a program that uses no map, to test features of the kernel.
-pub(crate) fn prog_load(
-    prog_type: u32,
-    expected_attach_type: u32,
-    instructions: &[u64],
-) -> io::Result<OwnedFd> {
-    let mut attr = zeroed();
-    attr.__bindgen_anon_3.prog_type = prog_type;
-    attr.__bindgen_anon_3.expected_attach_type = expected_attach_type;
-    attr.__bindgen_anon_3.insns = instructions.as_ptr() as u64;
-    attr.__bindgen_anon_3.insn_cnt = instructions.len() as u32;
-    attr.__bindgen_anon_3.license = c"GPL".as_ptr() as u64;
-    call(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(owned)
 }
 
 /// Looks a key up. Returns true and fills `value` if the key exists.

@@ -111,7 +111,7 @@ pub enum Error {
         "there is no room for another {what}: this network namespace has room for {most}: {remedy}"
     )]
     Full {
-        /// What has a row of the table.
+        /// Kind of thing that takes a row of the table.
         what: &'static str,
         /// Number of its rows.
         most: u32,

@@ -6,12 +6,15 @@
 mod ipv6;
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     fs,
     io::{self, Write as _},
     net::Ipv4Addr,
-    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
-    path::Path,
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
+    },
+    path::{Path, PathBuf},
 };
 
 pub use self::ipv6::NamespaceIpv6;
@@ -31,7 +34,7 @@ pub struct GuestNamespace {
     pub guest: Ipv4Addr,
     /// Prefix length of its network.
     pub prefix_len: u8,
-    /// The router.
+    /// Address of the router, slipgate's.
     pub gateway: Ipv4Addr,
     /// The resolver that `/etc/resolv.conf` names.
     pub dns: Ipv4Addr,
@@ -51,11 +54,13 @@ pub struct GuestDevice {
 }
 
 impl GuestNamespace {
-    /// Enters the namespaces, and configures them. The process has one thread.
+    /// Enters the namespaces, and configures them. The process has one thread. In the mount namespace
+    /// an empty file system is over each of the `covered` directories: the command has the user's
+    /// rights, and these hold what the user rules it by.
     ///
     /// # Errors
-    /// The host permits no user namespace or no TAP, or refuses a setting.
-    pub fn enter(&self) -> Result<GuestDevice> {
+    /// The host permits no user namespace or no TAP, or refuses a setting or a mount.
+    pub fn enter(&self, covered: &[PathBuf]) -> Result<GuestDevice> {
         // SAFETY: no arguments.
         let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
         let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWNS;
@@ -93,6 +98,18 @@ impl GuestNamespace {
         let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", groups);
         // Every port of this network is the command's, those that servers have below 1024 too.
         let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+        // Many clients of forwards come by connections within this network (`userspace-nat`'s relay), whose
+        // ports are free again after a second, not a minute. It needs timestamps, which connections that
+        // leave do not have.
+        let _ = fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1");
+        mount(None, Path::new("/"), libc::MS_REC | libc::MS_SLAVE)
+            .map_err(Error::os("keep mounts apart from the host's"))?;
+        for dir in covered {
+            cover(dir).map_err(Error::os(format!(
+                "hide {} from the command",
+                dir.display()
+            )))?;
+        }
         self.cover_resolv_conf()?;
         Ok(GuestDevice {
             queue: file.into(),
@@ -106,8 +123,6 @@ impl GuestNamespace {
         if !target.exists() {
             return Ok(());
         }
-        mount(None, Path::new("/"), libc::MS_REC | libc::MS_SLAVE)
-            .map_err(Error::os("keep mounts apart from the host's"))?;
         let name = format!("slipgate-resolv-{}.conf", std::process::id());
         let source = std::env::temp_dir().join(name);
         let failed = || Error::os(format!("cover /etc/resolv.conf by {}", source.display()));
@@ -128,22 +143,37 @@ fn put(path: &str, text: &str) -> Result<()> {
     fs::write(path, text).map_err(Error::os(format!("write {text:?} to {path}")))
 }
 
+/// Mounts an empty file system over a directory. One that is not there is made, or it could come later.
+fn cover(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    // The command may run slipgate itself, which takes a directory that is its user's alone.
+    mount_kind(Some((c"tmpfs", c"mode=0700")), None, dir, flags)
+}
+
 fn mount(source: Option<&Path>, target: &Path, flags: libc::c_ulong) -> io::Result<()> {
+    mount_kind(None, source, target, flags)
+}
+
+/// `kind`: type of the file system, and its options.
+fn mount_kind(
+    kind: Option<(&CStr, &CStr)>,
+    source: Option<&Path>,
+    target: &Path,
+    flags: libc::c_ulong,
+) -> io::Result<()> {
     let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
     let source = source.map(text).transpose()?;
     let target = text(target)?;
     let source = source.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
-    // SAFETY: both are terminated, or null where the call takes that; these flags need no type and no
-    // data.
-    let rc = unsafe {
-        libc::mount(
-            source,
-            target.as_ptr(),
-            std::ptr::null(),
-            flags,
-            std::ptr::null(),
-        )
-    };
+    let (kind, options) = kind.map_or((std::ptr::null(), std::ptr::null()), |(kind, options)| {
+        (kind.as_ptr(), options.as_ptr())
+    });
+    // SAFETY: all are terminated, or null where the call takes that.
+    let rc = unsafe { libc::mount(source, target.as_ptr(), kind, flags, options.cast()) };
     match rc {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -50,7 +50,7 @@ pub struct PersistentTap<'a> {
     /// Whether a VMM may open several queues. Firecracker refuses such a TAP; others require it for
     /// several queue pairs.
     pub is_multi_queue: bool,
-    /// L3 bytes.
+    /// Largest packet, L3 bytes; `None`: the kernel's default.
     pub mtu: Option<u32>,
 }
 

@@ -21,7 +21,7 @@ use crate::{
 /// The maps in files of memory.
 #[derive(Debug)]
 pub struct InMemory {
-    /// The maps.
+    /// The tables, mapped from the files.
     pub maps: SharedMaps,
     paths: Paths,
 }
@@ -54,7 +54,7 @@ impl InMemory {
         Ok((Self { maps, paths }, owner))
     }
 
-    /// Returns the directories.
+    /// Returns the directories of the files and locks.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }

@@ -3,15 +3,15 @@
 use std::{fmt, mem::size_of};
 
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey, NameValue,
-    NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
-    forward::DenyKey, maps,
+    Addresses6, DropCounters, FirstPacket, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
+    NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6,
+    VmCounters, first_packet::RING_LEN, forward::DenyKey, maps,
 };
 
 pub use crate::bpf::{Kind, Shape};
 
-/// Number of maps.
-pub const MAPS: usize = 20;
+/// Number of maps that processes share.
+pub const MAPS: usize = 21;
 
 /// Sizes with which the maps are made. The maps have them ever after: a process that joins takes
 /// theirs.
@@ -71,6 +71,7 @@ pub enum MapName {
     Addresses6,
     Vms6,
     Forwards6,
+    FirstPackets,
 }
 
 impl MapName {
@@ -96,6 +97,7 @@ impl MapName {
         Self::Addresses6,
         Self::Vms6,
         Self::Forwards6,
+        Self::FirstPackets,
     ];
 
     /// Returns the map's name in the object, which is also its pin's.
@@ -121,6 +123,7 @@ impl MapName {
             Self::Addresses6 => "ADDRESSES6",
             Self::Vms6 => "VMS6",
             Self::Forwards6 => "FORWARDS6",
+            Self::FirstPackets => "FIRST_PACKETS",
         }
     }
 
@@ -180,6 +183,9 @@ impl MapName {
             },
             Self::Addresses6 => Shape::array(size_of::<Addresses6>(), slots),
             Self::Vms6 => Shape::array(size_of::<Vm6>(), rows),
+            Self::FirstPackets => {
+                Shape::array(size_of::<FirstPacket>(), maps::MAX_OWNERS * RING_LEN)
+            }
             Self::Forwards6 => Shape {
                 kind: Kind::HASH,
                 key: size_of::<ForwardKey6>() as u32,

@@ -15,11 +15,13 @@
 //! which the next start makes uniform. The logging build belongs to the process that reads its log, so
 //! another process never uses it.
 //!
-//! Programs for IPv6 are in a program array, which is pinned in their place ([`programs6`]).
+//! Programs for IPv6 are in a program array, which is pinned in their place ([`programs6`]). The
+//! programs whose place in a chain matters have twins, which are small ([`twins`]).
 //!
 //! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the programs.
 //! Links are made by our own calls: aya would detach its attachments when dropped.
 
+mod at_once;
 mod attached;
 mod build;
 mod former;
@@ -27,6 +29,7 @@ mod former;
 #[path = "load/maps_only_test.rs"]
 mod maps_only;
 mod programs6;
+mod twins;
 
 use std::{
     fs,
@@ -38,13 +41,13 @@ use std::{
     time::Duration,
 };
 
-use aya::{
-    Ebpf, EbpfLoader,
-    programs::{Program as AyaProgram, ProgramError},
-};
+use aya::{Ebpf, EbpfLoader};
 use slipgate_abi::{ABI_VERSION, maps as abi_maps, skb::SKB_LAYOUT};
 
-use self::build::{clear_build, is_this_build, open_programs, record_build};
+use self::{
+    build::{clear_build, is_this_build, open_programs, record_build},
+    twins::Twins,
+};
 use crate::{
     Error, Paths, Result,
     attach::{Program, program_id},
@@ -62,7 +65,7 @@ use crate::{
 /// Loaded programs, by their kinds.
 type Loaded = Vec<(Program, OwnedFd)>;
 
-/// Options of [`Datapath::open`].
+/// Options of [`Datapath::open`]: paths, sizes and the build of the programs.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Directories of pins and locks.
@@ -81,8 +84,7 @@ pub struct Datapath {
     pub(crate) paths: Paths,
     pub(crate) maps: SharedMaps,
     programs: Loaded,
-    /// The programs again, those whose place in a chain matters ([`crate::attach::chain`]).
-    twins: Loaded,
+    twins: Twins,
     log: Option<BpfLog>,
     /// Whether the maps existed before.
     joined: bool,
@@ -121,21 +123,21 @@ impl Datapath {
         };
         // Those of another build are replaced with the others.
         let has_ipv6 = options.ipv6 || programs6::are_in_use(&paths);
-        let ((programs, twins), log) = if joined && !options.bpf_log && is_this_build(&paths) {
+        let (programs, twins, log) = if joined && !options.bpf_log && is_this_build(&paths) {
             if has_ipv6 && !programs6::are_there(&paths) {
-                programs6::load(&mut load_object(&paths, object, sizes)?, &paths)?;
+                let mut ebpf = load_object(&paths, object, sizes)?;
+                programs6::fill(&at_once::load(&mut ebpf, programs6::names())?, &paths)?;
             }
-            (open_programs(&paths)?, None)
+            (open_programs(&paths)?, Twins::open(&paths)?, None)
         } else {
             // Until all are replaced, the pinned programs may be of two builds.
             clear_build(&paths)?;
             let mut ebpf = load_object(&paths, object, sizes)?;
             make_missing_maps(&paths, sizes)?;
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
-            if has_ipv6 {
-                programs6::load(&mut ebpf, &paths)?;
-            }
-            (load_programs(&mut ebpf)?, log)
+            let programs = load_programs(&mut ebpf, &paths, has_ipv6)?;
+            let twins = Twins::make(&programs)?;
+            (programs, twins, log)
         };
         let maps = SharedMaps::assemble(open_pins(&paths.pin_dir)?)?;
         initialise(&maps)?;
@@ -181,12 +183,12 @@ impl Datapath {
     /// # Errors
     /// The BPF object does not have the program.
     pub fn program(&self, program: Program) -> Result<BorrowedFd<'_>> {
-        find(&self.programs, program).ok_or_else(|| no_program(program))
+        find(&self.programs, program).ok_or_else(|| no_program(program.name()))
     }
 
     /// Returns the descriptor of a program's twin, if it has one.
     pub(crate) fn twin(&self, program: Program) -> Option<BorrowedFd<'_>> {
-        find(&self.twins, program)
+        find(&self.twins.programs, program)
     }
 
     /// Sets whether guests are served. While they are, operations that need the lock soon fail
@@ -205,7 +207,7 @@ impl Datapath {
 
     fn pin_programs(&self) -> Result<()> {
         let programs = self.programs.iter().map(|(of, fd)| (of.name(), fd));
-        let twins = self.twins.iter();
+        let twins = self.twins.programs.iter();
         let twins = twins.filter_map(|(of, fd)| Some((of.twin_name()?, fd)));
         for (name, fd) in programs.chain(twins) {
             let path = self.paths.pin(name);
@@ -218,7 +220,7 @@ impl Datapath {
             }
             bpf::obj_pin(fd.as_fd(), &path).map_err(Error::os(what()))?;
         }
-        Ok(())
+        self.twins.pin_array(&self.paths)
     }
 
     /// Removes every pin. The caller holds the lock and knows that no owner lives.
@@ -349,65 +351,24 @@ pub(crate) fn random_word() -> Result<u32> {
     }
 }
 
-/// Loads the programs, and those that have a twin once more.
-fn load_programs(ebpf: &mut Ebpf) -> Result<(Loaded, Loaded)> {
-    let (mut loaded, mut twins) = (Vec::new(), Vec::new());
-    for program in Program::ALL {
-        loaded.push((program, load_program(ebpf, program)?));
-        if program.twin_name().is_some() {
-            twins.push((program, load_program(ebpf, program)?));
-        }
+/// Loads the programs, and puts those for IPv6 into their array.
+fn load_programs(ebpf: &mut Ebpf, paths: &Paths, has_ipv6: bool) -> Result<Loaded> {
+    let names = Program::ALL.into_iter().map(Program::name);
+    let names6 = programs6::names().filter(|_| has_ipv6);
+    let mut loaded = at_once::load(ebpf, names.chain(names6))?;
+    if has_ipv6 {
+        programs6::fill(&loaded, paths)?;
     }
-    Ok((loaded, twins))
-}
-
-fn load_program(ebpf: &mut Ebpf, program: Program) -> Result<OwnedFd> {
-    let aya_program = ebpf
-        .program_mut(program.name())
-        .ok_or_else(|| no_program(program))?;
-    let refused = |error: ProgramError| refused(&format!("the program {}", program.name()), &error);
-    let duplicated = |fd: BorrowedFd<'_>| {
-        fd.try_clone_to_owned()
-            .map_err(Error::os("duplicate a program's descriptor"))
+    let of = |program: Program| {
+        let fd = loaded.remove(program.name());
+        Ok((program, fd.ok_or_else(|| no_program(program.name()))?))
     };
-    let fd = match aya_program {
-        AyaProgram::SchedClassifier(p) => {
-            retry(|| p.load()).map_err(refused)?;
-            let fd = duplicated(p.fd().map_err(refused)?.as_fd())?;
-            // It stays loaded by our descriptor, and can be loaded once more.
-            p.unload().map_err(refused)?;
-            fd
-        }
-        AyaProgram::Xdp(p) => {
-            retry(|| p.load()).map_err(refused)?;
-            duplicated(p.fd().map_err(refused)?.as_fd())?
-        }
-        other => {
-            return Err(Error::Load {
-                what: format!("the program {}", program.name()),
-                reason: format!("it is a {:?}", other.prog_type()),
-            });
-        }
-    };
-    Ok(fd)
+    Program::ALL.into_iter().map(of).collect()
 }
 
-/// Repeats a load: the verifier stops with EAGAIN when a signal arrives.
-fn retry(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
-    const TRIES: usize = 5;
-    for _ in 1..TRIES {
-        match load() {
-            Err(ProgramError::LoadError { io_error, .. })
-                if io_error.raw_os_error() == Some(libc::EAGAIN) => {}
-            other => return other,
-        }
-    }
-    load()
-}
-
-fn no_program(program: Program) -> Error {
+fn no_program(name: &str) -> Error {
     Error::Load {
-        what: format!("the program {}", program.name()),
+        what: format!("the program {name}"),
         reason: "the BPF object has none: build it anew with `cargo xtask build --bpf-only`".into(),
     }
 }

@@ -1,7 +1,8 @@
 //! The shared maps, for a process that holds their descriptors. It needs no capability.
 //!
 //! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
-//! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6. The other maps are reached by system calls: FLOWS,
+//! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6; and FIRST_PACKETS, which has guests' packets, by
+//! engines alone ([`SharedMaps::map_first_packets`]). The other maps are reached by system calls: FLOWS,
 //! FLOWS6, FORWARDS, FORWARDS6, TAPS, DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
 //! each process has the other maps for itself ([`crate::in_memory`]).
 //!
@@ -11,6 +12,7 @@
 
 mod claim;
 pub(crate) use self::claim::neighbour_of;
+mod forwards;
 mod mapped;
 pub(crate) mod memory_files;
 mod pinned;
@@ -22,19 +24,23 @@ use std::{
     mem::offset_of,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::atomic::{
-        AtomicU32, AtomicU64,
-        Ordering::{AcqRel, Acquire, Release},
+    sync::{
+        OnceLock,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{AcqRel, Acquire, Release},
+        },
     },
 };
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, Addresses6, Addresses6Ref, Direction, DropCounters, FlowRef, ForwardKey,
-    ForwardKey6, ForwardTarget, IfIndex, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
-    RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
-    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef, VmRow,
-    count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
+    ABI_VERSION, Addresses6, Addresses6Ref, Direction, DropCounters, FirstPacket, FirstPacketRef,
+    FlowRef, ForwardKey, ForwardKey6, ForwardTarget, IfIndex, NameKey, NameValue, NextHop,
+    NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot,
+    SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef,
+    VmRow, count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef,
+    vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -70,13 +76,15 @@ pub struct SharedMaps {
     /// Descriptors of the mapped arrays; those of the other maps are in their tables.
     arrays: Vec<(MapName, OwnedFd)>,
     memory: Memory,
+    /// Rings of first packets, in an engine.
+    first_packets: OnceLock<Mapped<FirstPacket>>,
     /// Flow table of IPv4: tuples to slots.
     pub flows: Table<Tuple, FlowRef>,
     /// Flow table of IPv6.
     pub flows6: Table<Tuple6, FlowRef>,
     /// Forwards: ports of the host to guests.
     pub forwards: Table<ForwardKey, ForwardTarget>,
-    /// Forwards of IPv6.
+    /// Forwards that listen on IPv6 addresses.
     pub forwards6: Table<ForwardKey6, ForwardTarget>,
     /// TAPs: ifindexes to VMs.
     pub taps: Table<u32, TapEntry>,
@@ -162,6 +170,7 @@ impl SharedMaps {
         Ok(Self {
             arrays,
             memory,
+            first_packets: OnceLock::new(),
             flows: Table::new(flows.0, flows.1, most(MapName::Flows)),
             flows6: Table::new(flows6.0, flows6.1, most(MapName::Flows6)),
             forwards: Table::new(forwards.0, forwards.1, most(MapName::Forwards)),
@@ -231,6 +240,29 @@ impl SharedMaps {
     pub fn addresses6(&self, index: SlotIndex) -> Option<Addresses6Ref> {
         // SAFETY: an element of ADDRESSES6; the mapping is never taken down.
         Some(unsafe { Addresses6Ref::new(self.memory.addresses6.at(index.get())?) })
+    }
+
+    /// Maps the rings of first packets into memory: for an engine, since they have guests' packets.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn map_first_packets(&self) -> Result<()> {
+        let name = MapName::FirstPackets;
+        let failed = || Error::os(format!("map {} into memory", name.name()));
+        let fd = self.arrays.iter().find(|(map, _)| *map == name);
+        let fd = fd.ok_or_else(|| failed()(std::io::ErrorKind::NotFound.into()))?;
+        let entries = name.shape(self.sizes()).entries;
+        let mapped = Mapped::new(fd.1.as_fd(), entries, Protection::ReadWrite);
+        // A second mapping would be as good, and is left where it is.
+        let _ = self.first_packets.set(mapped.map_err(failed())?);
+        Ok(())
+    }
+
+    /// Returns a place of a ring of first packets; `None` beyond the last, and unless
+    /// [`SharedMaps::map_first_packets`] was called.
+    pub fn first_packet(&self, index: u32) -> Option<FirstPacketRef> {
+        // SAFETY: an element of FIRST_PACKETS; the mapping is never taken down.
+        Some(unsafe { FirstPacketRef::new(self.first_packets.get()?.at(index)?) })
     }
 
     /// Returns a VM's row of `VMS6`; `None` beyond the last.

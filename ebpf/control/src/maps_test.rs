@@ -1,7 +1,10 @@
 use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
 
 use slipgate_abi::{
-    DropReason, Ip4, RuleIndex, SlotIndex, VmRow, count::drop_packet, maps::RuleFlags,
+    DropReason, Ip4, RuleIndex, SlotIndex, VmRow,
+    count::drop_packet,
+    first_packet::RING_LEN,
+    maps::{MAX_OWNERS, RuleFlags},
 };
 
 use super::*;
@@ -318,6 +321,23 @@ fn a_trie_is_read_whole() {
         assert_eq!(deny.get(&prefix(7)).unwrap(), Some(7));
         assert_eq!(deny.remove_if(|_, rule| *rule >= 10).unwrap(), 9_990);
     });
+}
+
+/// They have guests' packets, which brokers and the processes that show tables are not to have.
+#[test]
+fn rings_of_first_packets_are_there_for_who_maps_them_alone() {
+    in_netns(
+        "rings_of_first_packets_are_there_for_who_maps_them_alone",
+        || {
+            let datapath = maps_only();
+            let maps = datapath.maps();
+            assert!(maps.first_packet(0).is_none());
+            maps.map_first_packets().unwrap();
+            let last = MAX_OWNERS * RING_LEN - 1;
+            assert!(maps.first_packet(last).is_some_and(|place| !place.has(0)));
+            assert!(maps.first_packet(last + 1).is_none());
+        },
+    );
 }
 
 #[test]

@@ -344,7 +344,8 @@ fn take_empty(maps: &SharedMaps, paths: &Paths) -> Result<(u32, FileLock)> {
     })
 }
 
-/// Clears the counters of the row's previous processes, which have no VM any more.
+/// Clears the counters of the row's previous processes, which have no VM any more, and shuts and empties
+/// its ring of first packets: what is left there may be of VMs that another row has now.
 fn begin_counts(maps: &SharedMaps, row: u32) {
     let owner = maps.owner_ref(row).expect("rows are below MAX_OWNERS");
     for from_world in [false, true] {
@@ -352,6 +353,11 @@ fn begin_counts(maps: &SharedMaps, row: u32) {
         handed_over.store(0, Release);
         taken_in.store(0, Release);
     }
+    owner.ring_open().store(0, Release);
+    let claimed = owner.ring_tail().load(Acquire);
+    owner.ring_head().store(claimed, Release);
+    let handed = owner.port_handed().load(Acquire);
+    owner.port_taken().store(handed, Release);
 }
 
 /// Whether the row has VMs or chunks of slots.

@@ -87,6 +87,55 @@ fn several_dead_owners_rows_become_one() {
     });
 }
 
+/// Its engine was killed with the ring open, and its VMs went to another row.
+#[test]
+fn a_row_without_vms_begins_with_an_empty_shut_ring() {
+    in_netns("a_row_without_vms_begins_with_an_empty_shut_ring", || {
+        let datapath = maps_only();
+        let maps = datapath.maps();
+        let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
+        let leave = |row: u32| {
+            let ring = maps.owner_ref(row).unwrap();
+            ring.ring_open().store(1, Release);
+            ring.ring_tail().store(700, Release);
+            ring.ring_head().store(600, Release);
+            ring.port_handed().store(9, Release);
+            ring.port_taken().store(7, Release);
+        };
+        let state = |row: u32| {
+            let ring = maps.owner_ref(row).unwrap();
+            let numbers = [
+                ring.ring_tail(),
+                ring.ring_head(),
+                ring.port_handed(),
+                ring.port_taken(),
+            ];
+            let numbers = numbers.map(|number| number.load(Acquire));
+            (ring.ring_open().load(Acquire), numbers)
+        };
+        let (first, second) = (take(&["a"]), take(&["b"]));
+        vm::open(maps, &first, &vm_spec("a")).unwrap();
+        vm::open(maps, &second, &vm_spec("b")).unwrap();
+        let rows = [first.row(), second.row()];
+        drop((first, second));
+        rows.into_iter().for_each(leave);
+        let both = take(&["a", "b"]);
+        assert_eq!(both.row(), rows[0]);
+        // What waits for a successor is its.
+        assert_eq!(state(rows[0]), (1, [700, 600, 9, 7]));
+        // A row that is merged is locked until its owner goes.
+        let vms: Vec<_> = vm_rows::rows_of(maps, rows[0]).collect();
+        vms.into_iter()
+            .for_each(|row| maps.vm(row).unwrap().id().store(0, Release));
+        drop(both);
+        let (next, another) = (take(&["c"]), take(&["d"]));
+        assert_eq!([next.row(), another.row()], rows);
+        for row in rows {
+            assert_eq!(state(row), (0, [700, 700, 9, 9]));
+        }
+    });
+}
+
 /// The lock is freed when the process dies, whatever it did.
 #[test]
 fn killing_the_owner_frees_its_row() {

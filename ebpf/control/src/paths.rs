@@ -20,7 +20,8 @@ use crate::{Error, Result, fingerprint::fingerprint};
 pub const PINS: &str = "/sys/fs/bpf/slipgate";
 /// File beside the locks with the cookie of the pins' network namespace.
 pub(crate) const COOKIE_FILE: &str = "netns-cookie";
-pub(crate) const RUN: &str = "/run/slipgate";
+/// Directory of root's locks, sockets and files of memory.
+pub const RUN: &str = "/run/slipgate";
 /// File beside the locks with the path of the pins that they guard.
 pub(crate) const PINS_FILE: &str = "pin-dir";
 /// File beside the locks with the build of the pinned programs.

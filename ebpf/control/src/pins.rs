@@ -12,7 +12,7 @@ pub use self::abandoned::sweep_run_dirs;
 pub(crate) use self::alone::check_alone;
 use crate::{
     Paths, Result,
-    attach::{self, Program},
+    attach::{self, Program, TWINS},
     layout::MapName,
     lock::FileLock,
     paths,
@@ -57,8 +57,9 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
         .map(attach::Attached::pin_name)
         // A link that was to take the place of the one there.
         .flat_map(|link| [format!("{link}-new"), link]);
-    let array = [PROGRAMS6.to_owned()];
-    for name in maps.chain(programs).chain(links).chain(array) {
+    // Last: these are empty without a pin, and what is attached calls their programs.
+    let arrays = [PROGRAMS6.to_owned(), TWINS.to_owned()];
+    for name in maps.chain(programs).chain(links).chain(arrays) {
         paths::remove_if_there(&paths.pin(&name), |p| fs::remove_file(p))?;
     }
     Ok(())

@@ -10,13 +10,13 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
+use aya_obj::generated::{bpf_attach_type, bpf_func_id};
 use slipgate_abi::IfIndex;
 
 use crate::{
     Error, Result,
     attach::Hook,
-    bpf,
+    bpf::{self, EXIT, SCHED_CLS, call_helper, instruction, set_register},
     layout::{MapName, Sizes},
     pacing,
     paths::BPFFS,
@@ -199,29 +199,15 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-const SCHED_CLS: u32 = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32;
-
-/// Encodes an instruction: operation, destination register, immediate.
-const fn instruction(code: u8, destination: u8, immediate: i32) -> u64 {
-    code as u64 | (destination as u64) << 8 | (immediate as u32 as u64) << 32
-}
-
-const fn set_register(register: u8, value: i32) -> u64 {
-    instruction(0xb7, register, value)
-}
-
-const EXIT: u64 = instruction(0x95, 0, 0);
-
 /// Loads a program that passes every packet.
 pub(crate) fn pass_program() -> io::Result<OwnedFd> {
-    bpf::prog_load(SCHED_CLS, 0, &[set_register(0, -1), EXIT])
+    bpf::prog_load("", SCHED_CLS, 0, &[set_register(0, -1), EXIT])
 }
 
 /// Loads a TC program that calls a helper. All arguments are zero: besides the context they are
 /// numbers, or pointers that may be null.
 fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
-    const CALL: u8 = 0x85;
-    let call = instruction(CALL, 0, helper as i32);
+    let call = call_helper(helper as i32);
     let zero = |register| set_register(register, 0);
     match helper {
         bpf_func_id::BPF_FUNC_check_mtu => {
@@ -230,6 +216,7 @@ fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
             let copy = 0xbf | 3 << 8 | 10 << 12;
             let less_four = instruction(0x07, 3, -4);
             bpf::prog_load(
+                "",
                 SCHED_CLS,
                 0,
                 &[
@@ -245,6 +232,7 @@ fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
             )
         }
         _ => bpf::prog_load(
+            "",
             SCHED_CLS,
             0,
             &[zero(1), zero(2), zero(3), zero(4), call, EXIT],
@@ -261,7 +249,7 @@ fn mappable_array() -> io::Result<OwnedFd> {
 fn tcx() -> io::Result<()> {
     const NO_INTERFACE: IfIndex = IfIndex::new(i32::MAX as u32);
     let program = pass_program()?;
-    match bpf::link_create_tcx(program.as_fd(), NO_INTERFACE, bpf::Place::First) {
+    match bpf::link_create_tcx(program.as_fd(), NO_INTERFACE, bpf::ChainPosition::First) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(io::Error::other(format!(

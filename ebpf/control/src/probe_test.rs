@@ -22,7 +22,7 @@ fn an_unknown_helper_is_not_found() {
             set_register(0, 0),
             EXIT,
         ];
-        assert!(bpf::prog_load(SCHED_CLS, 0, &program).is_err());
+        assert!(bpf::prog_load("", SCHED_CLS, 0, &program).is_err());
     });
 }
 

@@ -167,7 +167,7 @@ fn what_a_row_says_of_its_tap_leads_to_nothing() {
     });
 }
 
-/// What stops a program from being attached may be gone at the next attempt.
+/// A cause that keeps a program from being attached may be gone at the next attempt.
 #[test]
 fn a_tap_that_can_not_be_served_is_left_down_and_without_program() {
     /// Longest chain of tcx programs (`BPF_MPROG_MAX`).
@@ -188,7 +188,7 @@ fn a_tap_that_can_not_be_served_is_left_down_and_without_program() {
             // Each program is once in a chain.
             let link = |_| {
                 let other = probe::pass_program().unwrap();
-                bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).ok()
+                bpf::link_create_tcx(other.as_fd(), tap, bpf::ChainPosition::First).ok()
             };
             let full: Vec<_> = (0..MOST_LINKS).map_while(link).collect();
             let mut watch = NetworkWatch::open().unwrap();
@@ -256,7 +256,7 @@ fn a_tap_whose_hooks_others_use_gets_a_tcx_link() {
         let datapath = datapath();
         let other = probe::pass_program().unwrap();
         let (linked, filtered, free) = (make_tap("t0"), make_tap("t1"), make_tap("t2"));
-        let _link = bpf::link_create_tcx(other.as_fd(), linked, bpf::Place::First).unwrap();
+        let _link = bpf::link_create_tcx(other.as_fd(), linked, bpf::ChainPosition::First).unwrap();
         run("tc qdisc add dev t1 clsact");
         let pin = datapath.paths().pin("uplink_ingress");
         let pin = pin.display();
@@ -287,7 +287,7 @@ fn a_tap_whose_hooks_others_use_gets_a_tcx_link() {
             assert_eq!(attached_at(tap, Program::GuestShut), 1, "{tap}");
         }
         // Somebody's link that comes later: the next process sees to it.
-        let _late = bpf::link_create_tcx(other.as_fd(), free, bpf::Place::First).unwrap();
+        let _late = bpf::link_create_tcx(other.as_fd(), free, bpf::ChainPosition::First).unwrap();
         serve_tap(&datapath, free, Hook::Clsact).unwrap();
         assert_eq!(attached_by(&datapath, free), [AttachedBy::Link]);
         assert!(

@@ -1,4 +1,4 @@
-//! What serving a TAP changes of it, so that a start that fails gives it back as it was.
+//! Settings of a TAP that serving it changes, so that a start that fails can put them back.
 
 use crate::{Result, device::Device};
 

@@ -55,9 +55,9 @@ pub struct VmSpec {
 /// IPv6 network of a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv6Spec {
-    /// First address of its /64.
+    /// First address of its /64, or its single address, which no /64 with the gateway has.
     pub prefix: Ipv6Addr,
-    /// Address of the gateway in it.
+    /// Address of the gateway.
     pub gateway: Ipv6Addr,
     /// Link-local address of the gateway.
     pub gateway_local: Ipv6Addr,

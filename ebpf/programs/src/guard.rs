@@ -12,19 +12,22 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use slipgate_abi::{
-    DropReason, Ip4, Protocol, Tuple, VmRef,
+    DropReason, Ip4, Ip6, Protocol, Tuple, VmRef,
     cell::{load32, load64, store64},
     datapath::{
         Maps,
         guest_egress::DNS_PORT,
+        guest_egress6::is_guests,
         identity::{self, same_network},
         ipv4::{IPV4_LEN, Ipv4},
+        ipv6::Ipv6,
         lookup::is_guest_flow,
         packet::{ETHERNET_LEN, Ethernet, L4, ether_type},
     },
     forward::DenyKey,
     segment::Segments,
     vm::VmFlags,
+    vm6::Vm6Flags,
 };
 
 use crate::{drops, lookup::BpfMaps, maps::DENY};
@@ -45,7 +48,7 @@ pub(crate) fn run(ctx: &XdpContext) -> u32 {
     let Some(vm) = BpfMaps.vm(row, id) else {
         return XDP_PASS;
     };
-    match judge(ctx, vm) {
+    match judge(ctx, vm, row) {
         Some(reason) => {
             let l3_len = (ctx.data_end() - ctx.data()).saturating_sub(ETHERNET_LEN);
             let segments = Segments {
@@ -62,7 +65,7 @@ pub(crate) fn run(ctx: &XdpContext) -> u32 {
 /// Reason to drop the frame; `None` to pass it. Frames that cannot be read here are left to
 /// `guest_egress`.
 #[inline(always)]
-fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
+fn judge(ctx: &XdpContext, vm: VmRef, row: u32) -> Option<DropReason> {
     let ethernet = header::<Ethernet>(ctx, 0)?;
     // SAFETY: `header` checked the bounds.
     let (macs, ether_type) = unsafe { ((*ethernet).macs, u16::from_be((*ethernet).ether_type)) };
@@ -75,6 +78,9 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     }
     if identity::is_foreign(vm, flags, macs) {
         return Some(DropReason::Spoofed);
+    }
+    if ether_type == ether_type::IPV6 {
+        return judge_ipv6(ctx, row, macs);
     }
     if ether_type != ether_type::IPV4 {
         return None;
@@ -114,6 +120,26 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
         return None;
     }
     (!allow_answer(vm)).then_some(DropReason::Denied)
+}
+
+/// As [`judge`], of an IPv6 frame. The list of denied destinations has none of IPv6: what rules deny
+/// is refused by the engine.
+#[inline(always)]
+fn judge_ipv6(ctx: &XdpContext, row: u32, [first, ..]: [u16; 6]) -> Option<DropReason> {
+    let vm6 = BpfMaps.vm6(row)?;
+    if load32(vm6.flags()) & Vm6Flags::ON == 0 {
+        let is_group = first.to_ne_bytes()[0] & 1 != 0;
+        return Some(match is_group {
+            true => DropReason::Group,
+            false => DropReason::Ipv6,
+        });
+    }
+    let ip = header::<Ipv6>(ctx, ETHERNET_LEN)?;
+    // SAFETY: `header` checked the bounds.
+    let (version, source) = unsafe { ((*ip).version_class >> 4, Ip6::from_words((*ip).source)) };
+    // Without an address a guest probes and solicits; `guest_egress` checks these further.
+    let is_guests = source.is(Ip6::UNSPECIFIED) || is_guests(vm6, source);
+    (version == 6 && !is_guests).then_some(DropReason::Spoofed)
 }
 
 /// Tuple of a packet without IP options. For a packet with options, it is some other tuple.

@@ -1,8 +1,8 @@
 //! Access of the datapath to the BPF maps.
 use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef, OwnerRef,
-    SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
+    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef,
+    OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         Maps,
         fragment_table::{Fragment, Fragment6, PLACES},
@@ -11,8 +11,8 @@ use slipgate_abi::{
 };
 
 use crate::maps::{
-    ADDRESSES6, FLOWS, FLOWS6, FORWARDS, FORWARDS6, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS,
-    TAPS, VMS, VMS6,
+    ADDRESSES6, FIRST_PACKETS, FLOWS, FLOWS6, FORWARDS, FORWARDS6, NEXT_HOPS, OWNERS, RATES,
+    SEQUENCES, SLOTS, TAPS, VMS, VMS6,
 };
 
 /// Fragment tables of both families. They are not pinned, because their contents are valid for
@@ -47,6 +47,14 @@ unsafe impl Maps for BpfMaps {
         OWNERS
             .get_ptr_mut(row)
             .map(|owner| unsafe { OwnerRef::new(owner) })
+    }
+
+    #[inline(always)]
+    fn first_packet(self, index: u32) -> Option<FirstPacketRef> {
+        // SAFETY: an element of FIRST_PACKETS.
+        FIRST_PACKETS
+            .get_ptr_mut(index)
+            .map(|packet| unsafe { FirstPacketRef::new(packet) })
     }
 
     #[inline(always)]

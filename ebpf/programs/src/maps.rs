@@ -6,9 +6,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey, NameValue,
-    NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
+    Addresses6, DropCounters, FirstPacket, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
+    NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6,
+    VmCounters,
     datapath::Program6,
+    first_packet::RING_LEN,
     forward::DenyKey,
     maps::{
         DEFAULT_RULES, DEFAULT_SLOTS, DEFAULT_VMS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES,
@@ -49,6 +51,9 @@ pub(crate) static SEQUENCES: Mapped<Sequences, { DEFAULT_SLOTS as usize }> = Arr
 pub(crate) static CHUNKS: Mapped<u32, { MAX_CHUNKS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static OWNERS: Mapped<Owner, { MAX_OWNERS as usize }> = Array::new();
+#[btf_map]
+pub(crate) static FIRST_PACKETS: Mapped<FirstPacket, { (MAX_OWNERS * RING_LEN) as usize }> =
+    Array::new();
 #[btf_map]
 pub(crate) static VMS: Mapped<Vm, { ROWS }> = Array::new();
 #[btf_map]

@@ -19,7 +19,7 @@ use aya_ebpf::{
 use slipgate_abi::{
     DropReason, Ip4, Ip6,
     datapath::{
-        Kernel, Program6, Refused,
+        Kernel, PartialChecksum, Program6, Refused,
         pacer::Onward,
         packet::{ETHERNET_LEN, L4},
         translate::checksum_flags,
@@ -73,10 +73,10 @@ impl Skb {
 
     /// Field of the kernel's `struct sk_buff`, to which the context points when the program runs.
     #[inline(always)]
-    fn kernel_field(self, offset: u32) -> Result<u16, Refused> {
+    fn kernel_field<T>(self, offset: u32) -> Result<T, Refused> {
         let field = self.0.cast::<u8>().wrapping_add(offset as usize);
         // SAFETY: the helper survives any address.
-        unsafe { bpf_probe_read_kernel(field.cast::<u16>()) }.map_err(|_| Refused)
+        unsafe { bpf_probe_read_kernel(field.cast::<T>()) }.map_err(|_| Refused)
     }
 }
 
@@ -159,6 +159,12 @@ unsafe impl Kernel for Skb {
     }
 
     #[inline(always)]
+    unsafe fn copy(self, offset: usize, to: *mut u8, len: u32) -> bool {
+        // SAFETY: a live context, and room for `len` bytes as the caller promises.
+        unsafe { bpf_skb_load_bytes(self.0.cast(), offset as u32, to.cast(), len) == 0 }
+    }
+
+    #[inline(always)]
     fn push_ethernet(self) -> Result<(), Refused> {
         // SAFETY: a live context.
         let ret = unsafe { bpf_skb_change_head(self.0, ETHERNET_LEN as u32, 0) };
@@ -184,10 +190,26 @@ unsafe impl Kernel for Skb {
     fn partial_checksum_place(self) -> Result<i32, Refused> {
         // SAFETY: what the loader has set; volatile, for the compiler knows zeroes.
         let layout = unsafe { (&raw const SKB_LAYOUT).read_volatile() };
-        let start = self.kernel_field(layout.csum_start)?;
-        let offset = self.kernel_field(layout.csum_offset)?;
-        let frame = self.kernel_field(layout.mac_header)?;
+        let start: u16 = self.kernel_field(layout.csum_start)?;
+        let offset: u16 = self.kernel_field(layout.csum_offset)?;
+        let frame: u16 = self.kernel_field(layout.mac_header)?;
         Ok(i32::from(start) + i32::from(offset) - i32::from(frame))
+    }
+
+    #[inline(always)]
+    fn partial_checksum(self) -> Result<Option<PartialChecksum>, Refused> {
+        // SAFETY: as above.
+        let layout = unsafe { (&raw const SKB_LAYOUT).read_volatile() };
+        // `csum_start` and `csum_offset`, side by side. A packet without has zero there, but for a sum
+        // of all its bytes, which a TAP's packets have not.
+        if self.kernel_field::<u32>(layout.csum_start)? == 0 {
+            return Ok(None);
+        }
+        let start: u16 = self.kernel_field(layout.csum_start)?;
+        let offset: u16 = self.kernel_field(layout.csum_offset)?;
+        let frame: u16 = self.kernel_field(layout.mac_header)?;
+        let start = start.wrapping_sub(frame);
+        Ok(Some(PartialChecksum { start, offset }))
     }
 
     #[inline(always)]
@@ -243,6 +265,12 @@ unsafe impl Kernel for Skb {
 
     #[inline(always)]
     fn discard(self) -> i32 {
+        TC_ACT_SHOT as i32
+    }
+
+    #[inline(always)]
+    fn copied(self) -> i32 {
+        // A chain of tcx programs would go on after `TC_ACT_STOLEN`.
         TC_ACT_SHOT as i32
     }
 

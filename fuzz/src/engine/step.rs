@@ -123,6 +123,8 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
                 names_capacity: 0,
                 port_refuses: some(),
                 port_ignores: false,
+                sleeps_meanwhile: Default::default(),
+                unpublished_looks: Default::default(),
                 queue_len: 0,
             };
             rig.failed_removals += faults.remove_fails as usize;

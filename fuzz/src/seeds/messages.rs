@@ -245,6 +245,7 @@ pub(super) fn messages() -> Seeds {
         ("http_cut", "POST /v1/flows/1.2.3/cut\n"),
         ("http_freeze", "POST /v1/vms/a/freeze\n"),
         ("http_pause", "POST /v1/machines/a/pause\n"),
+        ("http_balloon", "POST /v1/machines/a/balloon\n{\"mib\": 64}"),
         (
             "http_snapshot",
             "POST /v1/machines/a/snapshot\n{\"name\": \"warm\"}",

@@ -3,7 +3,8 @@ use slipgate_abi::tcp::Flags;
 
 use super::Seeds;
 
-/// What every connection begins with: a guest that scales, its SYN, and the host's connection.
+/// Returns the steps that open a connection: a guest that scales, its SYN, and the host's
+/// connection.
 fn opened() -> Vec<u8> {
     let (theirs, ours) = (0xffff_ff00_u32, 0x7fff_ff00_u32);
     let mut input = [theirs.to_be_bytes(), ours.to_be_bytes()].concat();
@@ -14,16 +15,41 @@ fn opened() -> Vec<u8> {
     input
 }
 
-/// The guest acknowledges all.
-fn acknowledged() -> [u8; 5] {
-    [4, 0xff, 0xff, 0x20, 0]
+/// The same of a guest with timestamps, and that takes and sends selective acknowledgements.
+fn opened_with_options() -> Vec<u8> {
+    let mut input = opened();
+    let behind = input.split_off(8);
+    input.push(behind[0] | 4 | 8);
+    input.extend(&behind[1..4]);
+    input.extend(1_000_u32.to_be_bytes());
+    input.extend(&behind[4..9]);
+    input.extend(acknowledged_with_options(0xffff, &[]));
+    input
+}
+
+/// The guest acknowledges all, without selective acknowledgements.
+fn acknowledged() -> [u8; 6] {
+    [4, 0xff, 0xff, 0x20, 0, 0]
+}
+
+/// The guest acknowledges so much, a tick later, and says that it has these blocks: each from so many
+/// bytes behind that on, and its length.
+fn acknowledged_with_options(bytes: u16, blocks: &[(u16, u16)]) -> Vec<u8> {
+    let mut step = vec![4];
+    step.extend(bytes.to_be_bytes());
+    step.extend([0x20, 0, 0, 1, 0, blocks.len() as u8]);
+    for (from, len) in blocks {
+        step.extend((from + 16).to_be_bytes());
+        step.extend(len.to_be_bytes());
+    }
+    step
 }
 
 /// So much payload of the guest's, next in order, which the socket takes.
 fn payload(len: u16, fin: bool) -> Vec<u8> {
     let mut step = vec![0];
     step.extend(len.to_be_bytes());
-    step.extend([u8::from(fin), 1]);
+    step.extend([u8::from(fin), 0, 1]);
     step
 }
 
@@ -31,9 +57,11 @@ pub(super) fn tcp() -> Seeds {
     let opened = opened();
     let with = |steps: &[&[u8]]| [&opened[..], &steps.concat()].concat();
     let (serves, ends, sends) = ([6, 0x20, 0], [7], [8, 0xff, 0xff, 0]);
+    let sends_fin = [8, 0xff, 0xff];
     let acknowledges = [9, 0xff, 0xff, 2];
     let waits = [11, 0xff, 0xff, 20];
-    let reset = [&[1, 0, 0, 1, 0, 0, Flags::RST][..], &[0; 4]].concat();
+    let reset = [&[1, 0, 0, 1, 0, 0, Flags::RST][..], &[0; 5]].concat();
+    let told = acknowledged_with_options(0, &[(1_448, 4_344)]);
     vec![
         (
             "request",
@@ -51,7 +79,7 @@ pub(super) fn tcp() -> Seeds {
                 &serves,
                 &sends,
                 &ends,
-                &sends,
+                &sends_fin,
                 &acknowledged(),
                 &payload(0, true),
                 &waits,
@@ -64,13 +92,19 @@ pub(super) fn tcp() -> Seeds {
                 &serves,
                 &sends,
                 &ends,
-                &sends,
+                &sends_fin,
                 &acknowledged(),
             ]),
         ),
         (
             "both-end",
-            with(&[&ends, &sends, &payload(0, true), &acknowledged(), &waits]),
+            with(&[
+                &ends,
+                &sends_fin,
+                &payload(0, true),
+                &acknowledged(),
+                &waits,
+            ]),
         ),
         (
             "lost",
@@ -80,7 +114,22 @@ pub(super) fn tcp() -> Seeds {
             "reset",
             with(&[&payload(1, false), &reset, &payload(1, false)]),
         ),
-        ("silent", opened[..opened.len() - 5].to_vec()),
+        (
+            "gap",
+            [
+                &opened_with_options()[..],
+                &serves,
+                &sends,
+                &told,
+                &sends,
+                &acknowledged_with_options(0xffff, &[]),
+            ]
+            .concat(),
+        ),
+        (
+            "silent",
+            opened[..opened.len() - acknowledged().len()].to_vec(),
+        ),
     ]
 }
 

@@ -7,7 +7,9 @@ pub(super) fn before(a: u32, b: u32) -> bool {
     a != b && b.wrapping_sub(a) < 1 << 31
 }
 
-/// What RFC 9293 says of the connection.
+const DAYS_24_NS: u64 = 24 * 24 * 3_600 * 1_000_000_000;
+
+/// State of the connection as RFC 9293 requires it.
 pub(super) struct Model {
     pub(super) state: State,
     /// RCV.NXT, and the furthest right edge of a window that may have been announced.
@@ -27,6 +29,13 @@ pub(super) struct Model {
     /// Sequence number of our FIN.
     pub(super) fin: Option<u32>,
     pub(super) scales: bool,
+    pub(super) sack_permitted: bool,
+    /// TS.Recent and when it came, Last.ACK.sent, and our time in the last header; `None` without
+    /// timestamps.
+    pub(super) recent: Option<u32>,
+    pub(super) recent_ns: u64,
+    pub(super) acknowledged: u32,
+    pub(super) our_time: Option<u32>,
 }
 
 /// Answer to a segment.
@@ -38,7 +47,7 @@ pub(super) enum Reply {
     Acknowledgement,
 }
 
-/// What is to come of a segment, besides its payload.
+/// Required result of a segment, besides its payload.
 pub(super) struct Expected {
     pub(super) host: Host,
     pub(super) acknowledged: u32,
@@ -62,11 +71,16 @@ impl Model {
             sent: ours,
             fin: None,
             scales: syn.options.window_scale.is_some(),
+            sack_permitted: syn.options.sack_permitted,
+            recent: syn.timestamps.map(|times| times.value),
+            recent_ns: 0,
+            acknowledged: first,
+            our_time: None,
         }
     }
 
     /// A segment arrives (RFC 9293 section 3.10.7; RFC 5961 sections 3 and 4).
-    pub(super) fn arrives(&mut self, segment: &Segment) -> Expected {
+    pub(super) fn arrives(&mut self, segment: &Segment, now_ns: u64) -> Expected {
         let only = |reply| Expected {
             host: Host::Stays,
             acknowledged: 0,
@@ -110,6 +124,13 @@ impl Model {
         if self.state == State::Connecting || !segment.has(Flags::ACK) {
             return only(Reply::Nothing);
         }
+        // RFC 7323 section 5.3, R1: a segment that is older than the newest one is dropped, unless nothing
+        // came for 24 days.
+        let is_recent = now_ns - self.recent_ns < DAYS_24_NS;
+        let times = self.recent.zip(segment.timestamps);
+        if times.is_some_and(|(recent, theirs)| before(theirs.value, recent) && is_recent) {
+            return only(Reply::Nothing);
+        }
         let to = segment.acknowledgement;
         if self.state == State::SynReceived {
             if to != self.sent {
@@ -118,7 +139,17 @@ impl Model {
             self.state = State::Established;
             self.unacknowledged = to;
         }
-        if before(self.sent, to) || before(to, self.unacknowledged) {
+        if before(self.sent, to) {
+            return only(Reply::Nothing);
+        }
+        // Section 4.3: what is in order is echoed.
+        if let Some((_, theirs)) = times
+            && !before(self.acknowledged, segment.sequence)
+        {
+            self.recent = Some(theirs.value);
+            self.recent_ns = now_ns;
+        }
+        if before(to, self.unacknowledged) {
             return only(Reply::Nothing);
         }
         let edge = to.wrapping_add(u32::from(segment.window) << self.their_scale);

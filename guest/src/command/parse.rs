@@ -3,10 +3,11 @@ use alloc::{string::String, vec::Vec};
 use core::{num::NonZeroU32, str::FromStr};
 
 use super::{
-    AT_ONCE_MAX, CommandError, CommandLine, Direction, Exchange, FRAME_BYTES, Host, SERVED_PORTS,
-    SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockWork, Workload,
+    AT_ONCE_MAX, BalloonWork, CommandError, CommandLine, Direction, DiskWork, Exchange,
+    FRAME_BYTES, Host, SERVED_PORTS, SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockWork,
+    Workload,
 };
-use crate::virtio::block::SECTOR_BYTES;
+use crate::virtio::block::{BLOCK_BYTES, READS_MAX, SECTOR_BYTES};
 
 /// Parses a command line. An empty one is valid: the guest boots, takes a lease and ends.
 ///
@@ -151,19 +152,34 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         }
         "disk" => {
             let number = words.parsed("the number of a disk")?;
-            let writes = match words.take(&["write", "check"]) {
-                Some(action) => action == "write",
-                None => return Err(words.expected("`write` or `check`")),
+            let action = words.take(&["write", "check", "random"]);
+            let Some(action) = action else {
+                return Err(words.expected("`write`, `check` or `random`"));
             };
             let bytes: u64 = words.parsed("how many bytes")?;
-            if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES as u64) {
+            let (unit, name) = match action {
+                "random" => (BLOCK_BYTES, "blocks"),
+                _ => (SECTOR_BYTES, "sectors"),
+            };
+            if bytes == 0 || !bytes.is_multiple_of(unit as u64) {
                 return Err(alloc::format!(
-                    "{bytes} bytes are no whole sectors of {SECTOR_BYTES}"
+                    "{bytes} bytes are no whole {name} of {unit}"
                 ));
             }
+            let work = match action {
+                "write" => DiskWork::Write,
+                "check" => DiskWork::Check,
+                _ => DiskWork::Random {
+                    count: words.count("how many reads")?,
+                    at_once: match words.at_once()? {
+                        at_once if at_once <= READS_MAX.into() => at_once as u16,
+                        more => return Err(alloc::format!("x{more} is not x1 to x{READS_MAX}")),
+                    },
+                },
+            };
             Workload::Disk {
                 number,
-                writes,
+                work,
                 bytes,
             }
         }
@@ -174,10 +190,19 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
             },
             None => return Err(words.expected("`echo`")),
         }),
+        "balloon" => Workload::Balloon(match words.take(&["report", "follow"]) {
+            Some("report") => BalloonWork::Report {
+                mib: words.count("how many MiB")?,
+            },
+            Some(_) => BalloonWork::Follow {
+                ms: words.milliseconds()?,
+            },
+            None => return Err(words.expected("`report` or `follow`")),
+        }),
         "selftest" => Workload::SelfTest,
         _ => {
-            let known =
-                "dns, ping, crr, rr, stream, flood, serve, wait, disk, vsock, selftest, address";
+            let known = "dns, ping, crr, rr, stream, flood, serve, wait, disk, vsock, balloon, selftest, \
+                 address";
             return Err(alloc::format!("`{word}` is no workload; there are {known}"));
         }
     })

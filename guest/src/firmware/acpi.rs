@@ -22,7 +22,7 @@ pub struct Tables {
 pub struct PowerOff {
     /// Register to write to.
     pub register: Register,
-    /// Value to write.
+    /// Value to write to the register.
     pub value: u16,
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum Slot {
     Test,
 }
 
-/// Number of [`Slot`]s.
+/// Number of [`Slot`]s of a CPU.
 pub(crate) const SLOTS: usize = 5;
 const FIRST_VECTOR: u8 = 0x40;
 /// Spurious vector of the local APIC.

@@ -17,6 +17,7 @@ use smoltcp::{
 use super::{
     lease::Lease,
     ports::Ports,
+    run_clock::{LONGEST_SLEEP_NS, RunClock},
     steering::{Lanes, Steered},
 };
 use crate::platform::{Nic, Platform};
@@ -56,13 +57,14 @@ pub struct Stack<'s, P, N: Nic> {
     /// Local ports of this CPU.
     pub ports: Ports,
     lanes: &'s Lanes,
+    clock: RunClock<'s>,
 }
 
 impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
     /// Returns a stack without an address.
     pub fn new(platform: &'s P, nic: N, cpu: usize, lanes: &'s Lanes) -> Self {
         let mut device = Steered::new(nic, cpu, platform, lanes);
-        let interface = interface(platform, &mut device);
+        let interface = interface(platform, &mut device, instant(platform.now_ns()));
         let mut random = [0; 2];
         platform.random(&mut random);
         BOOTED_UNIX_MS.store(platform.booted_unix_ms() as u32, Ordering::Relaxed);
@@ -74,6 +76,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             sockets: SocketSet::new(Vec::new()),
             ports: Ports::new(cpu, lanes.cpus(), u16::from_le_bytes(random)),
             lanes,
+            clock: RunClock::new(&lanes.stops, platform.now_ns()),
         }
     }
 
@@ -82,7 +85,8 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         if let Some(mtu) = lease.mtu {
             self.device.limit_mtu(mtu);
         }
-        self.interface = interface(self.platform, &mut self.device);
+        let now = self.tick();
+        self.interface = interface(self.platform, &mut self.device, now);
         self.interface.update_ip_addrs(|addresses| {
             // An empty list has room for one.
             let _ = addresses.push(IpCidr::new(lease.address.into(), lease.prefix));
@@ -130,9 +134,10 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         self.device.capabilities().ip_mtu()
     }
 
-    /// Returns the platform's time, ns.
+    /// Returns the time that the machine has run, ns: the platform's, without hours in which it was
+    /// paused.
     pub fn now_ns(&self) -> u64 {
-        self.platform.now_ns()
+        self.clock.at(self.platform.now_ns())
     }
 
     /// Adds a TCP socket with the workloads' settings: no delayed acknowledgements, no Nagle.
@@ -191,6 +196,10 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             if !self.device.nic.arm() {
                 continue;
             }
+            // Awake now and then, to find out when the machine did not run.
+            let longest_ns = now_ns + LONGEST_SLEEP_NS;
+            let until_ns = until_ns.map_or(longest_ns, |until_ns| until_ns.min(longest_ns));
+            let until_ns = Some(self.clock.of_platform(until_ns));
             if full {
                 // Frames from other CPUs have to wait too, until there is room for an answer.
                 self.platform.idle(until_ns);
@@ -263,12 +272,16 @@ fn instant(now_ns: u64) -> Instant {
     Instant::from_micros((now_ns / 1000) as i64)
 }
 
-fn interface<P: Platform, N: Nic>(platform: &P, device: &mut Steered<'_, P, N>) -> Interface {
+fn interface<P: Platform, N: Nic>(
+    platform: &P,
+    device: &mut Steered<'_, P, N>,
+    now: Instant,
+) -> Interface {
     let mut config = Config::new(EthernetAddress(device.nic.mac()).into());
     let mut seed = [0; 8];
     platform.random(&mut seed);
     config.random_seed = u64::from_le_bytes(seed);
-    Interface::new(config, device, instant(platform.now_ns()))
+    Interface::new(config, device, now)
 }
 
 #[cfg(test)]

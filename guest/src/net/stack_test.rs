@@ -1,5 +1,5 @@
 use core::{cell::Cell, net::Ipv4Addr};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use smoltcp::{
     phy::{DeviceCapabilities, Medium, RxToken},
@@ -10,10 +10,13 @@ use smoltcp::{
 use super::*;
 use crate::platform::NicCounters;
 
-/// A CPU that only counts how often it idles.
+/// A CPU that counts how often it idles, and when; its clock goes on meanwhile.
 #[derive(Default)]
 struct Machine {
     idled: AtomicUsize,
+    now_ns: AtomicU64,
+    /// Added once to the time of an idle.
+    stop_ns: AtomicU64,
 }
 
 impl Platform for Machine {
@@ -22,7 +25,7 @@ impl Platform for Machine {
     }
 
     fn now_ns(&self) -> u64 {
-        1_000_000
+        self.now_ns.load(Ordering::Relaxed)
     }
 
     fn booted_unix_ms(&self) -> u64 {
@@ -30,7 +33,9 @@ impl Platform for Machine {
     }
 
     fn idle(&self, until_ns: Option<u64>) {
-        assert!(until_ns.is_some(), "an interrupt may be lost");
+        let until_ns = until_ns.expect("an interrupt may be lost");
+        let stop_ns = self.stop_ns.swap(0, Ordering::Relaxed);
+        self.now_ns.fetch_max(until_ns + stop_ns, Ordering::Relaxed);
         self.idled.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -141,4 +146,33 @@ fn a_cpu_whose_queue_is_full_sleeps_though_others_pass_it_frames() {
     });
     assert_eq!(machine.idled.load(Ordering::Relaxed), 99);
     assert_eq!(stack.device.nic.armed.get(), 99);
+}
+
+#[test]
+fn a_stop_of_hours_ends_no_wait_and_no_connection() {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let (machine, lanes) = (Machine::default(), Lanes::new(2));
+    let mut stack = Stack::new(&machine, Full::default(), 0, &lanes);
+    let started_ns = stack.now_ns();
+    let until_ns = started_ns + 8 * SECOND_NS;
+    let mut latest_ns = 0;
+    stack.drive(|stack| {
+        let now_ns = stack.now_ns();
+        assert!(now_ns >= latest_ns);
+        latest_ns = now_ns;
+        if now_ns >= 2 * SECOND_NS && machine.idled.load(Ordering::Relaxed) == 2 {
+            machine
+                .stop_ns
+                .store(5 * 3600 * SECOND_NS, Ordering::Relaxed);
+        }
+        match now_ns >= until_ns {
+            true => Turn::Done(()),
+            false => Turn::Waiting(Some(until_ns)),
+        }
+    });
+    // The stop has cost less than a connection waits for data.
+    let waited = machine.idled.load(Ordering::Relaxed);
+    assert!((5..=8).contains(&waited), "{waited} s and a stop of hours");
+    assert!(stack.now_ns() - started_ns < STALL_NS, "{latest_ns}");
+    assert!(machine.now_ns() > 5 * 3600 * SECOND_NS);
 }

@@ -14,12 +14,14 @@ use smoltcp::{
 use super::{
     inbox::{Inbox, InboxCounters},
     ports,
+    run_clock::Stops,
 };
 use crate::platform::{Nic, Platform};
 
 /// Connections between the CPUs: an inbox and a sleep flag for each.
 pub struct Lanes {
     lanes: Vec<Lane>,
+    pub(super) stops: Stops,
 }
 
 #[derive(Default)]
@@ -33,6 +35,7 @@ impl Lanes {
     pub fn new(cpus: usize) -> Self {
         Lanes {
             lanes: (0..cpus).map(|_| Lane::default()).collect(),
+            stops: Stops::default(),
         }
     }
 

@@ -6,9 +6,9 @@ pub mod msix;
 /// Function on bus 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Device number, 0..32.
+    /// Number of the device, 0..32.
     pub device: u8,
-    /// Function number, 0..8.
+    /// Number of the function, 0..8.
     pub function: u8,
 }
 

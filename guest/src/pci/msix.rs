@@ -10,7 +10,7 @@ const ENTRY_MASKED: u32 = 1;
 
 /// Location of the table or the pending bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TableLocation {
     /// Number of the base address register.
     pub bar: u8,
     /// Offset from the base address, bytes.
@@ -33,11 +33,11 @@ impl<R: Registers> Msix<R> {
         config: &dyn ConfigSpace,
         function: Function,
         capability: u16,
-        mut map: impl FnMut(Place, usize) -> Option<R>,
+        mut map: impl FnMut(TableLocation, usize) -> Option<R>,
     ) -> Option<Self> {
         let place = |offset| {
             let value = config.read(function, capability + offset);
-            Place {
+            TableLocation {
                 bar: value as u8 & 7,
                 offset: value & !7,
             }

@@ -26,7 +26,7 @@ pub(super) const SETTLE_NS: u64 = 5_000_000;
 /// Description of a buffer to the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// One descriptor.
+    /// A single descriptor.
     One,
     /// Three descriptors in a chain.
     Chain,

@@ -1,4 +1,7 @@
-//! Driver of a disk (virtio 1.2, 5.2): one request at a time, polled, on one CPU.
+//! Driver of a disk (virtio 1.2, 5.2), polled, on one CPU: one request at a time, or several reads
+//! ([`Reads`]).
+mod reads;
+
 use alloc::vec::Vec;
 
 use super::{
@@ -8,6 +11,8 @@ use super::{
     transport::{Doorbell, NO_VECTOR, Transport},
 };
 use crate::pci::Registers;
+
+pub use reads::{BLOCK_BYTES, READS_MAX, ReadBlock, Reads};
 
 /// PCI vendor and device id of a virtio disk.
 pub const DISK: (u16, u16) = (0x1AF4, 0x1042);
@@ -26,7 +31,10 @@ mod feature {
     pub(super) const FLUSH: u64 = 1 << 9;
 }
 
-/// Types of requests.
+/// Size of the queue: [`READS_MAX`] reads of three descriptors each.
+const QUEUE_SIZE: u16 = 128;
+
+/// Types of virtio-blk requests.
 mod kind {
     pub(super) const READ: u32 = 0;
     pub(super) const WRITE: u32 = 1;
@@ -61,13 +69,15 @@ pub enum DiskError {
     Device(#[from] DeviceError),
 }
 
-/// Disk in operation.
+/// A disk whose queue is set up.
 pub struct Disk<R> {
     ring: Ring,
     doorbell: Doorbell<R>,
     memory: Dma,
     features: u64,
     sectors: u64,
+    /// Whether the device may still have chains of reads that were given up.
+    has_lost: bool,
 }
 
 impl<R: Registers + Clone> Disk<R> {
@@ -80,7 +90,7 @@ impl<R: Registers + Clone> Disk<R> {
         let sectors = transport.device_config(|device| {
             u64::from(device.read32(0)) | u64::from(device.read32(4)) << 32
         });
-        let (mut ring, doorbell) = transport.make_queue(0, 16, NO_VECTOR, features)?;
+        let (mut ring, doorbell) = transport.make_queue(0, QUEUE_SIZE, NO_VECTOR, features)?;
         ring.disarm();
         transport.start();
         Ok(Disk {
@@ -89,6 +99,7 @@ impl<R: Registers + Clone> Disk<R> {
             memory: Dma::new(DATA_AT + REQUEST_BYTES),
             features,
             sectors,
+            has_lost: false,
         })
     }
 
@@ -133,15 +144,21 @@ impl<R: Registers + Clone> Disk<R> {
         }
     }
 
+    /// Checks that all reads at once were answered: the next used element would be that of another.
+    fn check_none_lost(&self) -> Result<(), DeviceError> {
+        match self.has_lost {
+            true => Err(DeviceError::Silent("a disk whose reads were given up")),
+            false => Ok(()),
+        }
+    }
+
     fn request(&mut self, kind: u32, sector: u64, bytes: usize) -> Result<(), DiskError> {
-        let mut header = [0; HEADER_BYTES as usize];
-        header[..4].copy_from_slice(&kind.to_le_bytes());
-        header[8..].copy_from_slice(&sector.to_le_bytes());
+        self.check_none_lost()?;
         let reads = kind == kind::READ;
         // SAFETY: the device has no buffer now.
         unsafe {
             let memory = self.memory.bytes_mut(HEADER_AT, STATUS_AT + 1);
-            memory[..STATUS_AT].copy_from_slice(&header);
+            memory[..STATUS_AT].copy_from_slice(&header(kind, sector));
             memory[STATUS_AT] = 0xFF;
         }
         let segment = |at, length, device_writes| Segment {
@@ -173,14 +190,23 @@ impl<R: Registers + Clone> Disk<R> {
         // SAFETY: the device has returned the buffer.
         let status = unsafe { self.memory.bytes(STATUS_AT, 1) }[0];
         let due = if reads { bytes as u32 + 1 } else { 1 };
-        match status {
-            0 if used.written == due => Ok(()),
-            1 => Err(DiskError::Io),
-            2 => Err(DiskError::Unsupported),
-            _ => Err(DiskError::Nonsense {
-                status,
-                written: used.written,
-            }),
-        }
+        judge(status, used.written, due)
+    }
+}
+
+fn header(kind: u32, sector: u64) -> [u8; HEADER_BYTES as usize] {
+    let mut header = [0; HEADER_BYTES as usize];
+    header[..4].copy_from_slice(&kind.to_le_bytes());
+    header[8..].copy_from_slice(&sector.to_le_bytes());
+    header
+}
+
+/// Judges the answer to a request, into which the device wrote so many bytes where `due` are right.
+fn judge(status: u8, written: u32, due: u32) -> Result<(), DiskError> {
+    match status {
+        0 if written == due => Ok(()),
+        1 => Err(DiskError::Io),
+        2 => Err(DiskError::Unsupported),
+        _ => Err(DiskError::Nonsense { status, written }),
     }
 }

@@ -15,15 +15,21 @@ pub struct Dma {
 unsafe impl Send for Dma {}
 
 impl Dma {
-    /// Allocates `bytes` (> 0) from the heap.
+    /// Allocates `bytes` (> 0) from the heap. Panics if the heap has not so much.
     pub fn new(bytes: usize) -> Self {
-        let layout = Layout::from_size_align(bytes.max(1), ALIGN).expect("a length below 2^63");
+        let layout = layout(bytes);
+        Self::allocate(layout).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    /// Allocates `bytes` (> 0) from the heap. `None`: it has not so much in one piece.
+    pub fn try_new(bytes: usize) -> Option<Self> {
+        Self::allocate(layout(bytes))
+    }
+
+    fn allocate(layout: Layout) -> Option<Self> {
         // SAFETY: the layout has a length.
-        let start = unsafe { alloc_zeroed(layout) };
-        Dma {
-            start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
-            layout,
-        }
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Dma { start, layout })
     }
 
     /// Returns the device's address of the byte at `offset`.
@@ -57,6 +63,10 @@ impl Dma {
         // SAFETY: inside, initialised; the rest is the caller's promise.
         unsafe { slice::from_raw_parts_mut(self.start.as_ptr().add(offset), length) }
     }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes.max(1), ALIGN).expect("a length below 2^63")
 }
 
 impl Drop for Dma {

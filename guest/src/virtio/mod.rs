@@ -1,5 +1,6 @@
 //! The virtio driver: memory that a device reads and writes, split rings, the modern PCI transport,
-//! the network card, the disk and the socket device (virtio 1.2).
+//! the network card, the disk, the socket device and the balloon (virtio 1.2).
+pub mod balloon;
 pub mod block;
 pub mod dma;
 pub mod net;

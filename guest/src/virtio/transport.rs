@@ -258,6 +258,11 @@ impl<R: Registers + Clone> Transport<R> {
         self.add_status(status::DRIVER_OK);
     }
 
+    /// Writes 32 bits of the device's configuration.
+    pub fn write_device_config(&self, offset: usize, value: u32) {
+        self.device.write32(offset, value);
+    }
+
     /// Reads the device's configuration; reads again if it changed meanwhile.
     pub fn device_config<T>(&self, read: impl Fn(&R) -> T) -> T {
         loop {

@@ -16,17 +16,17 @@ pub const HOST_CID: u64 = 2;
 /// Longest data of a packet that is sent, bytes.
 pub const PACKET_BYTES: usize = 64 << 10;
 
-/// Operations of packets.
+/// Operations of vsock packets (virtio 5.10.6).
 pub mod operation {
     /// Asks for a connection.
     pub const REQUEST: u16 = 1;
-    /// Accepts a connection.
+    /// Accepts a requested connection.
     pub const RESPONSE: u16 = 2;
     /// Refuses or ends a connection.
     pub const RST: u16 = 3;
     /// Says that its sender receives or sends no more.
     pub const SHUTDOWN: u16 = 4;
-    /// Carries data.
+    /// Carries data of a stream.
     pub const RW: u16 = 5;
     /// Says how much the sender's buffer has forwarded.
     pub const CREDIT_UPDATE: u16 = 6;
@@ -49,7 +49,7 @@ pub struct Header {
     pub guest_port: u32,
     /// Port of the host.
     pub host_port: u32,
-    /// One of [`operation`].
+    /// Operation, one of [`operation`].
     pub op: u16,
     /// Of SHUTDOWN: 1, the sender receives no more; 2, it sends no more.
     pub flags: u32,

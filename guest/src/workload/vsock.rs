@@ -21,7 +21,7 @@ use crate::{
 const PATIENCE_NS: u64 = 60_000_000_000;
 /// Size of a stream's buffer, bytes.
 const BUFFER_BYTES: u32 = 64 << 10;
-/// Flags of SHUTDOWN.
+/// Flags of a SHUTDOWN packet.
 const RECEIVES_NO_MORE: u32 = 1;
 const SENDS_NO_MORE: u32 = 2;
 
@@ -56,7 +56,7 @@ pub fn work<R: Registers + Clone>(
     }
 }
 
-/// An echo server.
+/// A server that returns what it receives.
 struct Echo<'a, R> {
     device: &'a mut Vsock<R>,
     port: u32,
@@ -65,7 +65,7 @@ struct Echo<'a, R> {
     bytes: u64,
 }
 
-/// One connection.
+/// A connection of the echo server.
 #[derive(Default)]
 struct Stream {
     guest_port: u32,

@@ -9,7 +9,8 @@ use crate::descriptors::maps_descriptors;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "order")]
 pub enum MachineOrder<F = OwnedFd> {
-    /// What it is and does; answered by [`ClientAnswer::Machine`](super::ClientAnswer::Machine).
+    /// Report the machine's specification and state; answered by
+    /// [`ClientAnswer::Machine`](super::ClientAnswer::Machine).
     Status,
     /// Pause the guest; answered by [`ClientAnswer::Done`](super::ClientAnswer::Done) once it does not
     /// run.
@@ -35,6 +36,15 @@ pub enum MachineOrder<F = OwnedFd> {
         /// [`MAX_BASES`].
         bases: Vec<SnapshotBase<F>>,
     },
+    /// The files of a snapshot that it has written are complete and have their names; answered by
+    /// [`ClientAnswer::Done`](super::ClientAnswer::Done) once who listens to its events is told.
+    Finished,
+    /// Ask the guest for so much of its memory in all, by its balloon; answered by
+    /// [`ClientAnswer::Done`](super::ClientAnswer::Done) before it has given it.
+    Balloon {
+        /// How much, MiB.
+        mib: u64,
+    },
     /// End the machine, as SIGTERM does; answered by [`ClientAnswer::Done`](super::ClientAnswer::Done)
     /// before it has ended.
     Kill,
@@ -46,9 +56,9 @@ pub const MAX_BASES: usize = 7;
 /// Files of a snapshot below another, open for reading.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SnapshotBase<F = OwnedFd> {
-    /// Its state.
+    /// The file with the machine's state.
     pub state: F,
-    /// Its memory.
+    /// The file with the guest's memory.
     pub memory: F,
 }
 
@@ -78,7 +88,7 @@ pub struct MachineStatus {
     pub name: String,
     /// Process id of its `slipgate run`; 0: it is in another PID namespace.
     pub pid: u32,
-    /// What it does.
+    /// Present state of the machine.
     pub state: MachineState,
     /// Number of virtual CPUs.
     pub cpus: u8,
@@ -95,20 +105,20 @@ pub struct MachineStatus {
     pub runs_s: u64,
 }
 
-/// What a machine tells the daemon that serves its VM: one JSON object a line, on the socket that ties
-/// the VM to its client ([`ClientRequest::ServeVm`](super::ClientRequest::ServeVm)).
+/// Notice of a machine to the daemon that serves its VM: one JSON object per line, on the socket
+/// that ties the VM to its client ([`ClientRequest::ServeVm`](super::ClientRequest::ServeVm)).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MachineNotice {
-    /// What it is and does now.
+    /// Specification and present state of the machine.
     pub machine: MachineStatus,
-    /// What has happened; `None`: it is only what it is.
+    /// The event behind the notice; `None` if it only reports the state.
     pub event: Option<MachineEvent>,
 }
 
 /// Longest notice, bytes, with the end of its line.
 pub const MAX_NOTICE: usize = 4 << 10;
 
-/// What has happened to a machine.
+/// Event in the life of a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineEvent {
@@ -116,9 +126,9 @@ pub enum MachineEvent {
     Paused,
     /// Its guest goes on.
     Resumed,
-    /// A snapshot was written.
+    /// A snapshot was written, and is complete.
     Saved,
-    /// It has ended.
+    /// The machine has ended.
     Ended {
         /// The outcome, as in the report of `slipgate run`.
         outcome: String,
@@ -131,9 +141,9 @@ pub enum MachineEvent {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "order")]
 pub enum PassedOrder {
-    /// [`MachineOrder::Pause`].
+    /// As [`MachineOrder::Pause`].
     Pause,
-    /// [`MachineOrder::Resume`].
+    /// As [`MachineOrder::Resume`].
     Resume,
     /// [`MachineOrder::Snapshot`] or [`MachineOrder::Differences`], to files that the daemon makes.
     Snapshot {
@@ -143,26 +153,31 @@ pub enum PassedOrder {
         #[serde(default)]
         base: Option<String>,
     },
-    /// [`MachineOrder::Kill`].
+    /// [`MachineOrder::Balloon`].
+    Balloon {
+        /// How much, MiB.
+        mib: u64,
+    },
+    /// As [`MachineOrder::Kill`].
     Kill,
 }
 
 /// A snapshot that a daemon has had written.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SavedSnapshot {
-    /// Its name.
+    /// Name of the snapshot, which a restore gives.
     pub name: String,
     /// Its directory on the daemon's host.
     pub directory: PathBuf,
 }
 
-/// What a machine does.
+/// State of a machine, from its making to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineState {
     /// It is being made.
     Starting,
-    /// The guest runs.
+    /// The guest executes.
     Running,
     /// The guest is paused.
     Paused,
@@ -195,6 +210,8 @@ maps_descriptors!(
         Resume,
         Snapshot { state: fd, memory: fd },
         Differences { state: fd, memory: fd, bases: each },
+        Finished,
+        Balloon { mib },
         Kill,
     }
 );

@@ -1,5 +1,5 @@
-//! What a machine tells a daemon, as it comes from the socket: in pieces, and from whoever has the other
-//! end.
+//! Splits a socket's bytes into a machine's notices. The bytes come in pieces, and from whoever has
+//! the other end.
 use super::{MAX_NOTICE, MachineNotice};
 
 /// Reads notices, one a line. What is none is passed over; after a line that is longer than any notice

@@ -58,7 +58,7 @@ pub struct ControlServer {
     clients: Vec<Client>,
     /// Requests of clients that do not come by the socket, without their answers.
     others: HashSet<ClientId>,
-    /// Answers to those.
+    /// Answers to the requests of those clients, until they are fetched.
     answers: Vec<(ClientId, ClientAnswer)>,
     next_id: u64,
 }
@@ -79,7 +79,7 @@ struct Client {
 pub struct PermittedRequest {
     /// Connection that sent the request.
     pub client: ClientId,
-    /// The decoded request.
+    /// The request, decoded and within limits.
     pub request: ClientRequest,
 }
 
@@ -211,7 +211,10 @@ impl ControlServer {
                 continue;
             };
             let Some(role) = Role::of(peer.uid(), self.owner, self.owner_role) else {
-                tracing::warn!(uid = peer.uid(), "a stranger came to the control socket");
+                tracing::warn!(
+                    uid = peer.uid(),
+                    "refused a connection of another user at the control socket"
+                );
                 continue;
             };
             if stream.set_nonblocking(true).is_err() {

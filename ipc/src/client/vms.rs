@@ -36,8 +36,8 @@ pub struct VmDefinition {
     /// Whether the guest has IPv6; `None`: the daemon's `--ipv6`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Mode>,
-    /// Prefix of the guest's IPv6 addresses, a /64 as text; `None`: the daemon's `--ipv6-prefix`,
-    /// or one of its pool of routed ones.
+    /// Prefix of the guest's IPv6 addresses as text, a /64, or with `routed` its single address, a
+    /// /128; `None`: the daemon's `--ipv6-prefix`, or one of its pool of routed ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6_prefix: Option<String>,
     /// Name of its policy; `None`: the daemon's default policy.
@@ -127,7 +127,7 @@ impl fmt::Display for Version {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Replaces {
-    /// Whatever there is.
+    /// No condition: replaces what there is, or adds.
     #[default]
     Anything,
     /// Nothing: it must be new.
@@ -159,11 +159,11 @@ fn is_default(quotas: &Quotas) -> bool {
 pub struct GuestNetwork {
     /// Address of guests that have none of their own.
     pub guest: Ipv4Addr,
-    /// Prefix length, bits.
+    /// Length of the network's prefix, bits.
     pub prefix_len: u8,
-    /// The gateway.
+    /// Address of the gateway, which slipgate answers for.
     pub gateway: Ipv4Addr,
-    /// The resolver.
+    /// Address of the resolver, which slipgate answers for.
     pub dns: Ipv4Addr,
     /// L3 bytes; `None`: as the TAP has it.
     pub mtu: Option<u32>,
@@ -182,7 +182,7 @@ pub struct VmStatus {
     pub worker: u32,
     /// Number of definitions that it has had since the daemon started.
     pub generation: u64,
-    /// Present state.
+    /// Present state of the VM.
     pub state: VmState,
     /// Whether it is idle.
     #[serde(default)]
@@ -210,7 +210,7 @@ pub struct GuestIpv6Status {
     pub addresses: Vec<Ipv6Addr>,
 }
 
-/// What a daemon has of what is limited, and what there can be.
+/// Use and bounds of the daemon's limited resources.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Room {
     /// VMs: the daemon's, and `--max-vms` of the network namespace.
@@ -240,7 +240,7 @@ pub enum VmState {
     Served,
     /// All its packets are dropped until it is thawed.
     Frozen,
-    /// What comes for it is held until it is resumed.
+    /// Packets for it are held until it is resumed.
     Asleep,
 }
 

@@ -91,7 +91,7 @@ pub struct FlowQuestion {
     pub address: IpAddr,
     /// Destination port; 0 for ICMP.
     pub port: u16,
-    /// IP protocol number.
+    /// IP protocol number, such as 6 (TCP).
     pub protocol: u8,
     /// The name that the guest would ask for. The address is then 0.0.0.0, unless the engine [needs
     /// one](WhyAnswer::lacks_address) and this host finds it.

@@ -17,8 +17,11 @@ pub struct Start<F = OwnedFd> {
     pub maps: Vec<F>,
     /// Device descriptor of the engine port; of the user-mode engine: its guest's link.
     pub port: F,
-    /// What the user-mode engine needs to know; `None`: the kernel translates.
+    /// Settings of the user-mode engine; `None`: the kernel translates.
     pub userspace: Option<UserspaceStart>,
+    /// If the guest is a network namespace of this host: a connected socket of sequenced packets, at
+    /// whose other end a process there makes sockets.
+    pub namespace: Option<F>,
     /// The flow log, if there is one.
     pub flow_log: Option<F>,
     /// The file of `--pcap`, if there is one.
@@ -37,7 +40,7 @@ pub struct Start<F = OwnedFd> {
     pub policies: F,
     /// Where the forwards' rules begin in `RULES`. Those of the policies are numbered by theirs.
     pub forward_rules: RuleIndex,
-    /// The forwards' texts.
+    /// Texts of the forwards, as the user wrote them, for reports.
     pub forward_texts: Vec<String>,
     /// Resolvers of the host.
     pub resolvers: Vec<SocketAddrV4>,
@@ -55,7 +58,7 @@ pub struct Start<F = OwnedFd> {
     pub log: String,
 }
 
-/// What the link of a user-mode engine's guest is.
+/// The guest's link of a user-mode engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum UserspaceStart {
     /// The queue of a TAP.
@@ -65,7 +68,7 @@ pub enum UserspaceStart {
     },
     /// A listening stream socket, non-blocking, to which a VMM connects.
     Socket {
-        /// What the VMM speaks on it.
+        /// Protocol that the VMM uses on it.
         protocol: GuestProtocol,
         /// Whether it is shut down when the first guest has gone.
         is_for_one: bool,
@@ -77,7 +80,7 @@ pub enum UserspaceStart {
     Rings,
 }
 
-/// What a VMM speaks on its connection.
+/// Protocol of a VMM on its connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum GuestProtocol {
     /// Frames, each preceded by its length: QEMU's `-netdev stream`, passt's protocol.
@@ -111,7 +114,7 @@ pub struct ForwardSocket<F = OwnedFd> {
     pub vm: VmId,
     /// Row of the VM.
     pub vm_row: VmRow,
-    /// IP protocol number.
+    /// IP protocol number: 6 (TCP) or 17 (UDP).
     pub protocol: u8,
     /// The host's address, or 0.0.0.0 or `::` for any, and the port.
     pub host: SocketAddr,
@@ -122,7 +125,7 @@ pub struct ForwardSocket<F = OwnedFd> {
 }
 
 maps_descriptors!(struct Start {
-    maps: all, port: fd, userspace, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
+    maps: all, port: fd, userspace, namespace: optional, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
     flow_log_events, vms, policies: fd, forward_rules, forward_texts, resolvers, nat_ports, eim_ports,
     reserved_ports, network, open_questions, log,
 });

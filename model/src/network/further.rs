@@ -9,7 +9,7 @@ use super::{RouteEntry, RouteKind};
 /// Routes of other tables than `main`, and who has which of them.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FurtherRoutes {
-    /// What policies name, each with the way to its routes.
+    /// The tables and devices that policies name for their routes, each with the way to them.
     pub domains: Vec<RouteDomain>,
     /// The tables that these have steps to, and their routes.
     pub tables: Vec<(u32, Vec<RouteEntry>)>,
@@ -18,7 +18,7 @@ pub struct FurtherRoutes {
 /// Way from what a policy names to a route: the tables in the order in which they are asked.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteDomain {
-    /// What the policy names.
+    /// The table or device that a policy names.
     pub routes: EgressRoutes,
     /// Steps for IPv4. The first that gives a route decides.
     pub ipv4: Vec<RouteStep>,
@@ -37,7 +37,7 @@ pub struct RouteStep {
     pub is_inverted: bool,
     /// Longest prefix whose routes are passed over; `None`: no route is.
     pub suppressed_len: Option<u8>,
-    /// What it does.
+    /// Consequence of the step, when the rule matches.
     pub action: StepAction,
 }
 
@@ -46,9 +46,9 @@ pub struct RouteStep {
 pub enum StepAction {
     /// Asks the table `main`, by the uplink of all VMs only.
     Main,
-    /// Asks another table.
+    /// Look the destination up in another table.
     Table(u32),
-    /// Refuses.
+    /// Refuse the packet with an error of this kind.
     Refuse(RouteKind),
     /// It depends on something of a packet that is not looked at: nothing behind it is known.
     Undecided {

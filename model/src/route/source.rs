@@ -57,6 +57,12 @@ fn rank(own: &HostAddress, net: Ipv6Net, link: IfIndex, to: Ipv6Addr) -> impl Or
     )
 }
 
+/// Whether two sources have the same scope and label, so that what receives answers by one does so by
+/// the other, whatever the destination.
+pub(super) fn serve_alike(one: Ipv6Addr, other: Ipv6Addr) -> bool {
+    (scope(one), label(one)) == (scope(other), label(other))
+}
+
 fn scope(addr: Ipv6Addr) -> u8 {
     let first = addr.segments()[0];
     match first {

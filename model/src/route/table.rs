@@ -204,6 +204,25 @@ impl RouteTable {
         first.is_some_and(|route| route.kind == RouteKind::Local)
     }
 
+    /// Whether a flow to `to` that leaves by `link` may have the source `known`, which other flows of
+    /// its guest's port have, instead of `chosen`, which the route gives: the choice was RFC 6724's,
+    /// not a route's preferred source, and the link carries either. IPv4 has one source for a route.
+    pub fn may_keep_source(
+        &self,
+        link: IfIndex,
+        to: IpAddr,
+        chosen: IpAddr,
+        known: IpAddr,
+    ) -> bool {
+        let (IpAddr::V6(to), IpAddr::V6(chosen), IpAddr::V6(known)) = (to, chosen, known) else {
+            return false;
+        };
+        source::select(&self.sources, link, to) == Some(chosen)
+            && source::serve_alike(chosen, known)
+            && self.may_send_from(known.into())
+            && self.carries(link, known)
+    }
+
     /// Whether a link carries a source address: it is the link's, or the link has none of its own
     /// of that family.
     pub fn carries(&self, link: IfIndex, source: impl Into<IpAddr>) -> bool {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Note, Policy, PolicySet, Settings, Written};
+use crate::{AnnotatedRule, Note, Policy, PolicySet, Settings};
 
 /// Returns the identity of a policy's only rule.
 fn described(name: &str, action: Action, text: &str, http: Http) -> Described {
@@ -8,7 +8,7 @@ fn described(name: &str, action: Action, text: &str, http: Http) -> Described {
         http,
         ..Note::default()
     };
-    let policy = Policy::new(Action::Deny, vec![Written { rule, note }]).with(Settings {
+    let policy = Policy::new(Action::Deny, vec![AnnotatedRule { rule, note }]).with(Settings {
         name: Some(name.to_owned()),
         ..Settings::default()
     });

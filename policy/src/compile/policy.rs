@@ -1,4 +1,4 @@
-//! The compiled policy.
+//! The compiled policy: rules as look-up structures.
 use std::net::IpAddr;
 
 use super::{
@@ -7,7 +7,7 @@ use super::{
     protected::{Protected, Space},
 };
 use crate::{
-    Action, LocalAddresses, Note, Pattern, Rule, Settings, Written,
+    Action, AnnotatedRule, LocalAddresses, Note, Pattern, Rule, Settings,
     rule::{
         matcher::{Entry, Matcher},
         names::NameMatcher,
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 /// Place of a pattern by name: a rule, or a line of a deny file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Place {
+pub struct PatternRef {
     /// Position of the rule, from 0.
     pub order: u32,
     /// Line of the deny file, from 1; 0: the rule itself.
@@ -61,10 +61,10 @@ pub struct Policy {
 
 impl Policy {
     /// Compiles `rules`, in the order given.
-    pub fn new<R: Into<Written>>(default: Action, rules: Vec<R>) -> Self {
+    pub fn new<R: Into<AnnotatedRule>>(default: Action, rules: Vec<R>) -> Self {
         let written = rules.into_iter().map(Into::into);
         let (rules, notes): (Vec<Rule>, Vec<Note>) =
-            written.map(|w: Written| (w.rule, w.note)).unzip();
+            written.map(|w: AnnotatedRule| (w.rule, w.note)).unzip();
         let entries = |wanted: fn(Action, &Pattern) -> bool| {
             Matcher::new(
                 rules

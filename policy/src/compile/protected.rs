@@ -14,7 +14,7 @@ pub enum Space {
     Loopback,
     /// Address of the host.
     Host,
-    /// Network of guests.
+    /// A network that slipgate's guests are in.
     Guests,
     /// Private addresses, RFC 1918.
     Private,

@@ -1,6 +1,6 @@
 //! Decisions by the rules about names.
 use crate::{
-    Action, Decision, Destination, Name, NamePattern, Place, Policy, Rule, compile::dns_bypass,
+    Action, Decision, Destination, Name, NamePattern, PatternRef, Policy, Rule, compile::dns_bypass,
 };
 
 impl Policy {
@@ -14,14 +14,14 @@ impl Policy {
     }
 
     /// Returns the places of all patterns about a name (in lower case), ascending.
-    pub fn about(&self, name: Name<'_>) -> Vec<Place> {
+    pub fn about(&self, name: Name<'_>) -> Vec<PatternRef> {
         let typed = self.names.matching(name).into_iter();
-        let mut about: Vec<Place> = typed.map(|order| Place { order, line: 0 }).collect();
+        let mut about: Vec<PatternRef> = typed.map(|order| PatternRef { order, line: 0 }).collect();
         if self.files_have_names {
             for &order in &self.files {
                 if let Rule::DenyFile(file) = &self.rules[order as usize] {
                     let lines = file.lines_about(name).into_iter();
-                    about.extend(lines.map(|line| Place { order, line }));
+                    about.extend(lines.map(|line| PatternRef { order, line }));
                 }
             }
             about.sort_unstable();
@@ -30,7 +30,7 @@ impl Policy {
     }
 
     /// Returns the action and the pattern by name at a place; `None` if there is none.
-    pub fn by_name(&self, place: Place) -> Option<(Action, &NamePattern)> {
+    pub fn by_name(&self, place: PatternRef) -> Option<(Action, &NamePattern)> {
         match &self.rules[place.order as usize] {
             Rule::Name(action, pattern) => Some((*action, pattern)),
             Rule::DenyFile(file) => Some((Action::Deny, file.name_at(place.line)?)),
@@ -40,8 +40,8 @@ impl Policy {
 
     /// Decides whether a name is resolved, given the rules about it: whether a connection to it may
     /// be allowed at all.
-    pub fn resolves(&self, rules: &[Place]) -> Decision {
-        let decides = |place: &&Place| {
+    pub fn resolves(&self, rules: &[PatternRef]) -> Decision {
+        let decides = |place: &&PatternRef| {
             let said = self.by_name(**place);
             said.is_some_and(|(action, pattern)| action.admits() || pattern.is_whole())
         };
@@ -51,7 +51,7 @@ impl Policy {
 
     /// Decides whether a name may be asked for, given the rules about it. The result applies only
     /// where `judges_names` is true.
-    pub fn asks(&self, name: Name<'_>, rules: &[Place]) -> Decision {
+    pub fn asks(&self, name: Name<'_>, rules: &[PatternRef]) -> Decision {
         let decision = self.resolves(rules);
         let is_bypass = dns_bypass::is_resolver(name) || dns_bypass::is_canary(name);
         match decision.is_allowed() && is_bypass && !self.names_exactly(rules) {
@@ -62,7 +62,7 @@ impl Policy {
 
     /// Decides whether a name may be asked for, given the rules about it. Where questions are not
     /// judged by their names, every name may.
-    pub fn may_ask(&self, name: Name<'_>, rules: &[Place]) -> Decision {
+    pub fn may_ask(&self, name: Name<'_>, rules: &[PatternRef]) -> Decision {
         match self.judges_names() {
             true => self.asks(name, rules),
             false => Decision::by(self.default_id(), None),
@@ -74,7 +74,7 @@ impl Policy {
     pub fn decide_among<'r, T>(
         &self,
         to: Destination,
-        names: impl Iterator<Item = (T, &'r [Place])>,
+        names: impl Iterator<Item = (T, &'r [PatternRef])>,
     ) -> (Decision, Option<T>) {
         let by_address = self.decide(to);
         let default = [self.default_id(), self.dns_bypass_id()];
@@ -95,9 +95,9 @@ impl Policy {
     /// Returns the decision of the first of these rules by name that matches a port and protocol;
     /// `None` if none does. A resolver that bypasses the rules by name is opened by specific rules
     /// only.
-    pub fn first_of(&self, rules: &[Place], to: Destination) -> Option<Decision> {
+    pub fn first_of(&self, rules: &[PatternRef], to: Destination) -> Option<Decision> {
         let bypass = self.bypasses_dns(to);
-        let speaks = |place: &&Place| {
+        let speaks = |place: &&PatternRef| {
             self.by_name(**place).is_some_and(|(action, pattern)| {
                 let counts = !(bypass && action.admits()) || dns_bypass::name_means(pattern);
                 counts && pattern.covers(to.port, to.protocol)
@@ -108,8 +108,8 @@ impl Policy {
     }
 
     /// Whether one of these rules admits and gives the name itself rather than a wildcard.
-    pub fn names_exactly(&self, rules: &[Place]) -> bool {
-        let is = |place: &Place| {
+    pub fn names_exactly(&self, rules: &[PatternRef]) -> bool {
+        let is = |place: &PatternRef| {
             let said = self.by_name(*place);
             said.is_some_and(|(action, pattern)| action.admits() && pattern.is_exact())
         };
@@ -129,14 +129,14 @@ impl Policy {
         beneath.min()
     }
 
-    fn decision_at(&self, place: Place) -> Decision {
+    fn decision_at(&self, place: PatternRef) -> Decision {
         let line = (place.line > 0).then_some(place.line);
         self.decision(place.order, line, self.action(place.order))
     }
 
     /// Whether two lists of rules by name have the same effect.
-    pub fn same_effect(&self, a: &[Place], b: &[Place]) -> bool {
-        let effect = |place: &Place| {
+    pub fn same_effect(&self, a: &[PatternRef], b: &[PatternRef]) -> bool {
+        let effect = |place: &PatternRef| {
             let (action, pattern) = self.by_name(*place)?;
             let means = dns_bypass::name_means(pattern);
             Some((action, pattern.scope(), action.admits() && means))

@@ -51,10 +51,10 @@ refused! {
     /// The content is neither TLS nor HTTP, or over UDP not QUIC.
     Unknown unknown "spoke neither TLS, HTTP nor QUIC",
     /// The content is inconsistent, or servers could interpret it in different ways.
-    Malformed malformed "said what can be read in more than one way",
+    Malformed malformed "sent data that can be read in more than one way",
     /// The content uses a version, method or upgrade after which the server name cannot be
     /// determined.
-    Unsupported unsupported "used what can't be held to its name (CONNECT, Upgrade, a version)",
+    Unsupported unsupported "used a feature that escapes the check of names (CONNECT, Upgrade, a version)",
     /// The server did not answer a TLS hello by TLS, so the name that it reads may be elsewhere in
     /// the stream.
     Unanswered unanswered "said TLS to a server that speaks something else",
@@ -67,7 +67,7 @@ refused! {
     /// Nothing was sent within the time limit.
     Silent silent "said nothing",
     /// The guest did not complete a message within the time limit.
-    Slow slow "did not finish what it began to say",
+    Slow slow "did not finish a message in time",
     /// The server did not acknowledge the data sent to it.
     Untaken untaken "was not acknowledged by the server",
     /// The VM reached its limit of inspected connections, or of memory for them.

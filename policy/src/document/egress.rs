@@ -58,7 +58,7 @@ pub(super) fn of_file(file: &PolicyFile, said: &schema::Egress) -> Result<Egress
         (None, Some(mark)) if *mark.get_ref() == 0 => {
             return Err(file.error(
                 &mark.span(),
-                "0 is no mark: it is what packets without one have".to_owned(),
+                "0 is no mark: packets without a mark have it".to_owned(),
                 "give the mark of an `ip rule`, or leave it out for the table main",
             ));
         }

@@ -10,7 +10,7 @@ use std::{
 use super::{error::ConfigError, place::FilePlace, schema::Document};
 
 /// Remedy in errors of TOML's reader.
-const REMEDY: &str = "see `slipgate policy schema` for what there is";
+const REMEDY: &str = "see `slipgate policy schema` for the keys and their values";
 
 /// A policy file, parsed as TOML.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -180,7 +180,7 @@ fn what_is_wrong_is_said_with_its_place() {
     wrong(
         "default = \"deny\"\nrules = [\n  { alow = \"x.test\" },\n]\n",
         "p/egress.toml:3:5: unknown field `alow`, expected one of `allow`, `inspect`, `deny`, \
-         `deny_file`, `http`, `comment`; see `slipgate policy schema` for what there is\n 3 |   { \
+         `deny_file`, `http`, `comment`; see `slipgate policy schema` for the keys and their values\n 3 |   { \
          alow = \"x.test\" },\n   |     ^^^^",
     );
     wrong(
@@ -192,14 +192,14 @@ fn what_is_wrong_is_said_with_its_place() {
     );
     wrong(
         "rules = [{ deny = \"ä\" }]",
-        "p/egress.toml:1:19: \"ä\" has characters that DNS has not: write the name as it is asked \
+        "p/egress.toml:1:19: \"ä\" has characters that DNS names do not have: write the name as it is asked \
          for, each such label in its `xn--` form; write CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp]\n \
          1 | rules = [{ deny = \"ä\" }]\n   |                   ^^^",
     );
     wrong(
         "rules = [{ deny = \"a.test\" }]",
-        "p/egress.toml:1:10: no default is said; write default = \"deny\", and \
-         what no rule matches is refused; or \"allow\"\n 1 | rules = [{ deny = \"a.test\" }]\n   | \
+        "p/egress.toml:1:10: no default is given; write default = \"deny\" to refuse \
+         flows that no rule matches, or \"allow\" to admit them\n 1 | rules = [{ deny = \"a.test\" }]\n   | \
          \x20        ^^^^^^^^^^^^^^^^^^^",
     );
 }
@@ -211,7 +211,7 @@ fn each_mistake_has_its_error() {
         ("default = deny", "1:11:"),
         (
             "[policy.a]\non_reload = \"cut\"",
-            "1:9: the policy a does not say its default",
+            "1:9: the policy a has no default",
         ),
         (
             "[policy.\"a b\"]\ndefault = \"deny\"",
@@ -227,7 +227,7 @@ fn each_mistake_has_its_error() {
         ),
         (
             "default = \"deny\"\nrules = [{ allow = \"a.test\", http = \"each\" }]",
-            "http is about what is inspected",
+            "http applies only to inspected flows",
         ),
         (
             "default = \"deny\"\nrules = [{ deny_file = \"none.txt\" }]",

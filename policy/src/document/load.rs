@@ -15,8 +15,8 @@ use super::{
     sleep, timers,
 };
 use crate::{
-    Action, DenyFile, DenyFileError, DnsSettings, Http, Note, Policy, PolicySet, Resolvers, Rule,
-    Settings, Written,
+    Action, AnnotatedRule, DenyFile, DenyFileError, DnsSettings, Http, Note, Policy, PolicySet,
+    Resolvers, Rule, Settings,
 };
 
 /// All policies of a process.
@@ -189,10 +189,10 @@ impl NamedPolicy {
         Err(file.error(
             &span.unwrap_or_default(),
             match name {
-                Some(name) => format!("the policy {} does not say its default", name.get_ref()),
-                None => "no default is said".to_owned(),
+                Some(name) => format!("the policy {} has no default", name.get_ref()),
+                None => "no default is given".to_owned(),
             },
-            "write default = \"deny\", and what no rule matches is refused; or \"allow\"",
+            "write default = \"deny\" to refuse flows that no rule matches, or \"allow\" to admit them",
         ))
     }
 }
@@ -227,7 +227,7 @@ fn rules_of(
         ));
     }
     if let (Some(http), None) = (http, inspect) {
-        let problem = "http is about what is inspected";
+        let problem = "http applies only to inspected flows";
         return Err(file.error(&http.span(), problem, "write it beside inspect"));
     }
     let note = |span: &Range<usize>| Note {
@@ -323,9 +323,9 @@ impl LoadedPolicy {
                 }
             };
             let note = note.clone();
-            Ok(Written { rule, note })
+            Ok(AnnotatedRule { rule, note })
         });
-        let rules: Vec<Written> = rules.collect::<Result<_, _>>()?;
+        let rules: Vec<AnnotatedRule> = rules.collect::<Result<_, _>>()?;
         Ok(Policy::new(self.default, rules).with(self.settings.clone()))
     }
 }

@@ -77,7 +77,7 @@ fn check_text(name: &str, text: &str) -> Result<(), ConfigError> {
 fn read(path: &Path, text: &str) -> Result<NamedPolicy, ConfigError> {
     toml::from_str(text).map_err(|e| {
         let place = FilePlace::new(path, text, &e.span().unwrap_or(0..0));
-        let remedy = "see `slipgate policy schema` for what there is";
+        let remedy = "see `slipgate policy schema` for the keys and their values";
         ConfigError::in_file(place, e.message().replace('\n', ", "), remedy)
     })
 }
@@ -116,7 +116,7 @@ impl PutPolicy {
         })
     }
 
-    /// Returns its text.
+    /// Returns the policy's text, TOML as it was given.
     pub fn text(&self) -> &str {
         self.file.text()
     }

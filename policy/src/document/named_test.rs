@@ -38,7 +38,7 @@ fn a_policy_is_loaded_alone_with_the_flags_before_it_and_the_files_resolvers() {
 #[test]
 fn what_can_be_read_and_not_be_used_is_refused_with_its_line() {
     for (text, part) in [
-        ("rules = []\n", "does not say its default"),
+        ("rules = []\n", "has no default"),
         (
             "default = \"deny\"\nrules = [{ allow = \"300.0.0.1\" }]\n",
             "a:2",

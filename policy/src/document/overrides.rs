@@ -13,7 +13,7 @@ use crate::{Action, LoopbackPorts, MAX_RESOLVERS, Resolvers as Asked};
 pub struct CliOverrides {
     /// Rule flags in the order given.
     pub rules: Vec<RuleFlag>,
-    /// Value of `--default`.
+    /// Action of `--default`, for flows that no rule matches.
     pub default: Option<Action>,
     /// Quotas of all VMs.
     pub quotas: Quotas,

@@ -48,7 +48,7 @@ pub struct Document {
     pub nat_addresses: Vec<Spanned<String>>,
     /// How flows leave the host.
     pub egress: Egress,
-    /// What is held for a VM while it sleeps.
+    /// Bounds on the packets that are held for a VM while it sleeps.
     pub sleep: Sleep,
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
@@ -109,7 +109,7 @@ pub struct NamedPolicy {
     pub nat_addresses: Vec<Spanned<String>>,
     /// How flows leave the host.
     pub egress: Egress,
-    /// What is held for a VM while it sleeps.
+    /// Bounds on the packets that are held for a VM while it sleeps.
     pub sleep: Sleep,
     /// Ports of the gateway that lead to the host's loopback. None by default.
     pub host_loopback: HostLoopback,
@@ -161,7 +161,7 @@ pub struct RuleEntry {
 #[derive(Clone, PartialEq, Eq, Debug, JsonSchema)]
 #[schemars(untagged)]
 pub enum Patterns {
-    /// A single pattern.
+    /// One pattern, as a string.
     One(String),
     /// Several patterns, tried in this order.
     Many(#[schemars(with = "Vec<String>")] Vec<Spanned<String>>),
@@ -242,7 +242,7 @@ pub struct Quotas {
     /// Time for which these budgets are: all of the VM's, or each day (UTC).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_per: Option<BytesPer>,
-    /// What happens when one is spent, besides that new flows are refused.
+    /// Consequence of a spent budget, besides that new flows are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes_end: Option<BytesEnd>,
 }
@@ -253,11 +253,11 @@ pub struct Quotas {
 pub enum BytesPer {
     /// As long as slipgate knows the VM.
     All,
-    /// Each day, UTC.
+    /// A calendar day, UTC.
     Day,
 }
 
-/// What happens when a budget of bytes is spent.
+/// Consequence of a spent budget of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BytesEnd {
@@ -340,14 +340,14 @@ pub struct Timers {
     pub icmp_s: Option<Spanned<u32>>,
 }
 
-/// How translated ports behave toward the world, by protocol, in the terms of RFC 4787. For IPv4,
-/// and needs `--eim-ports`.
+/// How translated ports behave toward the world, by protocol, in the terms of RFC 4787. For both
+/// families, in hybrid mode; needs `--eim-ports`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Nat {
-    /// Of UDP.
+    /// Behaviour of UDP's ports.
     pub udp: NatOfProtocol,
-    /// Of TCP.
+    /// Behaviour of TCP's ports.
     pub tcp: NatOfProtocol,
 }
 
@@ -376,7 +376,7 @@ pub struct Egress {
     expecting = "the number of a routing table, or the name of a VRF's device"
 )]
 pub enum EgressTable {
-    /// Its number.
+    /// Number of the table.
     Number(u32),
     /// The VRF that it belongs to, by the name of the device.
     Vrf(String),
@@ -399,11 +399,11 @@ pub struct NatOfProtocol {
     pub hairpin: Option<Spanned<bool>>,
 }
 
-/// What is held for a VM while it sleeps (`slipgate sleep`).
+/// Bounds on the packets that are held for a VM while it sleeps (`slipgate sleep`).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sleep {
-    /// Most frames (128).
+    /// Most frames held (128).
     #[schemars(range(min = 1, max = 1000), with = "Option<u32>")]
     pub packets: Option<Spanned<u32>>,
     /// Most bytes of these (262144).
@@ -537,9 +537,9 @@ impl fmt::Display for LoopbackEntry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ForwardProtocol {
-    /// TCP connections.
+    /// Forwards TCP connections.
     Tcp,
-    /// UDP datagrams.
+    /// Forwards UDP datagrams.
     Udp,
 }
 
@@ -547,7 +547,7 @@ pub enum ForwardProtocol {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a port, or a range of ports like \"9000-9010\"")]
 pub enum Ports {
-    /// A single port.
+    /// One port, as a number.
     One(u16),
     /// A range `A-B` of ports.
     Range(String),

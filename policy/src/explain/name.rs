@@ -19,7 +19,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use slipgate_abi::Protocol;
 
 use crate::{
-    Action, DNS_PORT, Decision, Destination, Name, Place, Policy, Rule,
+    Action, DNS_PORT, Decision, Destination, Name, PatternRef, Policy, Rule,
     compile::{
         dns_bypass::{is_by_address, resolvers},
         protected::everywhere,
@@ -88,8 +88,8 @@ impl Policy {
         (passes, sentences.join("\n"))
     }
 
-    fn explain_any_port(&self, about: &[Place], sentences: &mut Vec<String>) -> bool {
-        let admits = |place: &Place| self.by_name(*place).is_some_and(|(a, _)| a.admits());
+    fn explain_any_port(&self, about: &[PatternRef], sentences: &mut Vec<String>) -> bool {
+        let admits = |place: &PatternRef| self.by_name(*place).is_some_and(|(a, _)| a.admits());
         let opens = about.iter().any(admits);
         let default = self.default_action();
         sentences.push(match opens {
@@ -106,7 +106,7 @@ impl Policy {
     fn explain_one_port(
         &self,
         name: Name<'_>,
-        about: &[Place],
+        about: &[PatternRef],
         (port, protocol): (u16, Protocol),
         sentences: &mut Vec<String>,
     ) -> bool {

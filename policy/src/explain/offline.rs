@@ -1,7 +1,7 @@
 //! Queries about a policy without a running engine, for people who write policies. They walk all
 //! rules; nothing here is on the path of a flow.
 use crate::{
-    Action, Decision, Destination, Name, NamePattern, Pattern, Place, Policy, Rule, RuleId,
+    Action, Decision, Destination, Name, NamePattern, Pattern, PatternRef, Policy, Rule, RuleId,
     compile::protected::everywhere,
 };
 
@@ -67,7 +67,7 @@ impl Policy {
         &self,
         to: Destination,
         name: Name<'_>,
-        about: &[Place],
+        about: &[PatternRef],
     ) -> (Decision, bool) {
         let is_told = self.without_dns().is_none() && self.may_ask(name, about).is_allowed();
         let names = is_told.then_some(((), about));

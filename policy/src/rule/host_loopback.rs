@@ -19,7 +19,8 @@ const DHCP_PORT: u16 = 67;
 /// Maximum number of entries of a policy, so that a linear search stays cheap.
 pub const MOST_LOOPBACK_ENTRIES: usize = 256;
 
-/// One entry: `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`.
+/// One entry of the list of the host's loopback ports:
+/// `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LoopbackPorts {
     /// Address that the guest connects to; `None`: the gateway's.

@@ -32,12 +32,12 @@ use self::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Admit the flow.
+    /// Admit the flow, without inspecting its payload.
     Allow,
     /// Admit the flow, and require that the name it gives (TLS SNI, HTTP host, QUIC) is allowed
     /// too.
     Inspect,
-    /// Refuse the flow.
+    /// Refuse the flow, so that the guest sees it.
     Deny,
 }
 

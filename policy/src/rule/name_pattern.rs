@@ -28,7 +28,7 @@ pub struct NamePattern {
 pub enum NameError {
     /// The name has characters outside ASCII.
     #[error(
-        "{0:?} has characters that DNS has not: write the name as it is asked for, each such label \
+        "{0:?} has characters that DNS names do not have: write the name as it is asked for, each such label \
          in its `xn--` form"
     )]
     NotAscii(String),

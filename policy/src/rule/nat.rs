@@ -74,12 +74,12 @@ impl NatBehaviour {
     }
 }
 
-/// Behaviour of the translated ports of a policy's VMs, by protocol. IPv4 only.
+/// Behaviour of the translated ports of a policy's VMs, by protocol, of either family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NatSettings {
-    /// Of UDP.
+    /// Behaviour of UDP's ports.
     pub udp: NatBehaviour,
-    /// Of TCP.
+    /// Behaviour of TCP's ports.
     pub tcp: NatBehaviour,
 }
 

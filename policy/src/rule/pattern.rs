@@ -94,7 +94,7 @@ pub enum PatternError {
     Mapped {
         /// The whole pattern as given.
         given: String,
-        /// The IPv4 address.
+        /// The IPv4 address, to write in its stead.
         instead: IpAddr,
     },
     /// The host part is not an IPv4 address.

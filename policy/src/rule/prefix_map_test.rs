@@ -12,7 +12,7 @@ fn v6(bits: u128, len: u8) -> IpNet {
     IpNet::new_assert(Ipv6Addr::from_bits(bits).into(), len).trunc()
 }
 
-/// 2001:db8::
+/// The prefix for documentation, 2001:db8::/32 (RFC 3849).
 const DOCUMENTATION: u128 = 0x2001_0db8 << 96;
 
 /// Prefixes crowded into few addresses, so that they nest and touch, of both families.

@@ -28,7 +28,7 @@ pub enum OnReload {
     /// The flows are ended.
     #[default]
     Cut,
-    /// The flows continue.
+    /// Established flows go on until they end.
     Keep,
 }
 
@@ -45,14 +45,14 @@ pub struct Note {
 
 /// A rule with its metadata.
 #[derive(Clone, Debug)]
-pub struct Written {
-    /// The rule, parsed.
+pub struct AnnotatedRule {
+    /// The rule in parsed form.
     pub rule: Rule,
     /// Metadata of the rule.
     pub note: Note,
 }
 
-impl From<Rule> for Written {
+impl From<Rule> for AnnotatedRule {
     fn from(rule: Rule) -> Self {
         Self {
             rule,
@@ -84,7 +84,7 @@ pub struct Settings {
     /// How the policy's flows leave.
     #[serde(default)]
     pub egress: Egress,
-    /// What is held for a VM while it sleeps.
+    /// Bounds on the packets that are held for a VM while it sleeps.
     #[serde(default)]
     pub sleep: Sleep,
     /// Ports of the gateway that lead to the host's loopback.

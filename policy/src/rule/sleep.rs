@@ -1,4 +1,4 @@
-//! What is held for a VM while it sleeps.
+//! Bounds on the packets that are held for a VM while it sleeps.
 use serde::{Deserialize, Serialize};
 
 /// How much of what comes for a sleeping VM is held, and for how long.

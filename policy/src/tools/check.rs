@@ -61,7 +61,7 @@ pub fn warnings(compiled: &Compiled, gateway: IpAddr) -> Vec<String> {
             if let Some(other) = opposite(policy, rule) {
                 let other = policy.describe(other.id);
                 warn(format!(
-                    " is of the same name as {other}: for what both speak of the first decides"
+                    " names the same as {other}: where both match, the first decides"
                 ));
             }
         }
@@ -120,12 +120,12 @@ fn cannot_be_inspected(rule: &Rule) -> Option<String> {
     let problem = if named_tcp || quic {
         return None;
     } else if tcp {
-        "what is spoken at this port has no TLS or HTTP at its begin, so every connection would \
+        "the protocol of this port does not begin with TLS or HTTP, so every connection would \
          be refused"
     } else if (1..=u16::MAX).any(|port| covers(port, Protocol::Udp)) {
-        "of UDP only QUIC says a name, at port 443; everything else would be refused"
+        "over UDP only QUIC gives a name, at port 443; everything else would be refused"
     } else {
-        "ping says no name, so all of it would be refused"
+        "ping gives no name, so all of it would be refused"
     };
     Some(problem.to_owned())
 }

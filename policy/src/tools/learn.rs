@@ -27,7 +27,7 @@ const MIN_FAMILY: usize = 2;
 /// Host of a rule.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Host {
-    /// An exact name.
+    /// One exact DNS name.
     Name(String),
     /// All names beneath a parent, which is given without `*.`.
     Beneath(String),
@@ -152,7 +152,7 @@ impl Learnt {
         let mut text: String = remarks.iter().map(|r| format!("# {r}.\n")).collect();
         let _ = write!(
             text,
-            "# The least policy for what was seen{whose}: {} flows, {} rules.\n\
+            "# The least policy for the recorded flows{whose}: {} flows, {} rules.\n\
              default = \"deny\"\n\
              rules = [\n",
             self.flows,

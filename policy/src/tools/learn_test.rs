@@ -46,7 +46,7 @@ fn what_was_seen_is_covered_by_name_and_its_aliases() {
             &[remark]
         ),
         "# something is missing.\n\
-         # The least policy for what was seen of a: 1 flows, 2 rules.\n\
+         # The least policy for the recorded flows of a: 1 flows, 2 rules.\n\
          default = \"deny\"\n\
          rules = [\n  \
            { allow = \"cdn.test:443/tcp\" }, # by alias\n  \

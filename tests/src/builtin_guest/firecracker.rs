@@ -105,7 +105,7 @@ impl Firecracker {
         self.ask("PATCH", "vm", &json!({"state": "Resumed"}))
     }
 
-    /// What the guest and Firecracker have printed so far.
+    /// Returns the output of the guest and Firecracker so far.
     pub fn console(&self) -> String {
         let text = fs::read(self.folder.path().join("console"));
         String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()

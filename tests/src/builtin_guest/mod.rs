@@ -5,6 +5,7 @@ mod firecracker;
 mod other_vmms;
 mod output;
 mod qemu;
+mod socket_network;
 mod under_slipgate;
 
 use std::{env, path::PathBuf, time::Duration};
@@ -12,7 +13,8 @@ use std::{env, path::PathBuf, time::Duration};
 pub use firecracker::{Firecracker, FirecrackerSnapshot, JAILER, jailer, run_jailed};
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
-pub use qemu::{Accelerator, Network, Passt, Qemu, SlipgateSocket};
+pub use qemu::{Accelerator, Network, Qemu};
+pub use socket_network::{Passage, SocketNetwork};
 pub use under_slipgate::SlipgateRun;
 
 use crate::{
@@ -50,6 +52,9 @@ impl<'a> Boot<'a> {
 
 /// Returns the path of the guest's image: `$SLIPGATE_GUEST_DIR/slipgate-guest`, or that in the
 /// workspace's target directory.
+///
+/// # Errors
+/// The file does not exist.
 pub fn image() -> Result<PathBuf> {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest");
     let folder = env::var_os("SLIPGATE_GUEST_DIR").map_or_else(|| built.into(), PathBuf::from);

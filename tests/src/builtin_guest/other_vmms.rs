@@ -23,7 +23,7 @@ const WITH_SYS: &str = "mount -t sysfs sysfs /sys && exec \"$@\"";
 pub enum OtherVmm {
     /// Firecracker, 1.13 or later: the guest needs its `--enable-pci`.
     Firecracker,
-    /// Cloud Hypervisor.
+    /// Cloud Hypervisor, the pinned release.
     CloudHypervisor,
 }
 
@@ -87,7 +87,7 @@ fn firecracker(binary: &Path, config: &Path) -> Command {
     command
 }
 
-/// Firecracker's configuration file.
+/// Returns the content of Firecracker's configuration file.
 pub(super) fn firecracker_machine(boot: &Boot<'_>, image: &Path, tap: &str) -> Value {
     json!({
         "boot-source": {"kernel_image_path": image, "boot_args": boot.command_line},

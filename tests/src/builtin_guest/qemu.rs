@@ -2,18 +2,14 @@
 //! ends set up as by its users.
 
 use std::{
-    io::{BufRead as _, BufReader},
     path::PathBuf,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    process::{Command, Stdio},
 };
 
 use super::{Boot, GuestOutput, image, output};
 use crate::{
-    error::{Error, Result, Tried},
-    netns::NetNs,
+    error::Result,
     rig::{EXIT_PORT, QEMU},
-    slipgate::{READY, binary},
 };
 
 /// Executor of the guest's instructions.
@@ -32,7 +28,7 @@ pub enum Network {
     User,
     /// A TAP that is there, of this MTU; a queue pair per CPU.
     Tap(String, u32),
-    /// A process that listens at this socket: passt, or slipgate. One queue pair.
+    /// A process that listens at this socket, as passt does. One queue pair.
     Socket(PathBuf),
     /// A process that listens at this socket and takes the card's rings, by vhost-user. One queue pair.
     VhostUser(PathBuf),
@@ -51,17 +47,26 @@ pub struct Qemu<'a> {
 
 impl Qemu<'_> {
     /// Boots the guest and waits for its end.
+    ///
+    /// # Errors
+    /// The image is missing, or QEMU cannot be started or awaited.
     pub fn run(&self) -> Result<GuestOutput> {
         self.run_by(self.command()?)
     }
 
     /// Boots the guest by a changed [`Qemu::command`], and waits for its end.
+    ///
+    /// # Errors
+    /// QEMU cannot be started or awaited.
     pub fn run_by(&self, command: Command) -> Result<GuestOutput> {
         let child = self.boot.namespace.spawn(command)?;
         output::follow(child, self.boot.timeout)
     }
 
     /// Returns the command that boots the guest, with its console on stdout.
+    ///
+    /// # Errors
+    /// The guest's image does not exist.
     pub fn command(&self) -> Result<Command> {
         let Boot {
             command_line,
@@ -125,102 +130,5 @@ impl Qemu<'_> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         Ok(command)
-    }
-}
-
-/// A running passt, with its socket in a folder of its own. Killed on drop.
-pub struct Passt {
-    process: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Passt {
-    /// Starts passt in `namespace`: the guest is 10.0.2.15/24 behind 10.0.2.2, with this MTU.
-    pub fn start(namespace: &NetNs, mtu: u32) -> Result<Passt> {
-        let folder = tempfile::tempdir().tried("make a folder for passt's socket")?;
-        let socket = folder.path().join("socket");
-        let mut command = Command::new("passt");
-        command
-            .args(["--foreground", "--quiet", "--runas", "0", "--ipv4-only"])
-            .args(["--address", "10.0.2.15", "--netmask", "24"])
-            .args(["--gateway", "10.0.2.2", "--mtu", &mtu.to_string()])
-            .args(["--tcp-ports", "none", "--udp-ports", "none"])
-            .arg("--socket")
-            .arg(&socket)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let process = namespace.spawn(command)?;
-        let mut passt = Passt { process, folder };
-        let until = Instant::now() + Duration::from_secs(5);
-        while !socket.exists() {
-            if let Some(status) = passt.process.try_wait().tried("wait for passt")? {
-                return Err(Error::unexpected(format!("passt ended with {status}")));
-            }
-            if Instant::now() > until {
-                return Err(Error::unexpected("passt made no socket in 5 s".to_owned()));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(passt)
-    }
-
-    /// Returns how QEMU reaches the network.
-    pub fn network(&self) -> Network {
-        Network::Socket(self.folder.path().join("socket"))
-    }
-}
-
-/// A running `slipgate attach --socket`, with its socket in a folder of its own. Killed on drop.
-pub struct SlipgateSocket {
-    process: Child,
-    folder: tempfile::TempDir,
-}
-
-impl SlipgateSocket {
-    /// Starts it in `namespace` by these further flags, and waits until it is ready.
-    ///
-    /// # Errors
-    /// It can't be started, or ends before it is ready.
-    pub fn start(namespace: &NetNs, flags: &[&str]) -> Result<SlipgateSocket> {
-        let folder = tempfile::tempdir().tried("make a folder for slipgate's socket")?;
-        let mut command = Command::new(binary()?);
-        command
-            .args(["attach", "--name", "vm", "--socket"])
-            .arg(folder.path().join("socket"))
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        let mut process = namespace.spawn(command)?;
-        let stdout = process.stdout.take();
-        let slipgate = SlipgateSocket { process, folder };
-        let mut line = String::new();
-        if let Some(stdout) = stdout {
-            let read = BufReader::new(stdout).read_line(&mut line);
-            read.tried("read what slipgate says")?;
-        }
-        match line.starts_with(READY) {
-            true => Ok(slipgate),
-            false => Err(Error::unexpected("slipgate ended before it was ready")),
-        }
-    }
-
-    /// Returns how QEMU reaches the network.
-    pub fn network(&self) -> Network {
-        Network::Socket(self.folder.path().join("socket"))
-    }
-}
-
-impl Drop for SlipgateSocket {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Drop for Passt {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

@@ -16,6 +16,9 @@ pub struct SlipgateRun<'a> {
 
 impl SlipgateRun<'_> {
     /// Boots the guest and waits for its end. Returns its output, and the contents of `--report`.
+    ///
+    /// # Errors
+    /// slipgate cannot be started, or the guest does not end in time.
     pub fn run(&self) -> Result<(GuestOutput, Value)> {
         let (cpus, memory) = (self.boot.cpus.to_string(), self.boot.memory_mib.to_string());
         let mut args = vec!["--cmdline", self.boot.command_line, "--cpus", &cpus];

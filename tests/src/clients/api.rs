@@ -22,7 +22,7 @@ pub struct ApiClient {
 /// An answer of the API.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiAnswer {
-    /// Status code.
+    /// Status code of HTTP.
     pub status: u16,
     /// The body; empty where there is none.
     pub body: String,

@@ -35,12 +35,18 @@ impl Resolved {
 }
 
 /// Asks `server` for the A records of `name` over UDP.
+///
+/// # Errors
+/// As [`ask_udp`].
 pub fn query_udp(server: impl Into<SocketAddr>, name: &str, timeout: Duration) -> Result<Resolved> {
     ask_udp(server, &question(name, types::A), timeout)
 }
 
 /// Sends exactly this question (id included) to `server` over UDP. Answers with another id or
 /// question are ignored.
+///
+/// # Errors
+/// No answer came within `timeout`, or it cannot be parsed.
 pub fn ask_udp(
     server: impl Into<SocketAddr>,
     question: &Question,
@@ -78,11 +84,17 @@ pub fn ask_udp(
 }
 
 /// Asks `server` for the A records of `name` over TCP.
+///
+/// # Errors
+/// As [`ask_tcp`].
 pub fn query_tcp(server: impl Into<SocketAddr>, name: &str, timeout: Duration) -> Result<Resolved> {
     ask_tcp(server, &question(name, types::A), timeout)
 }
 
 /// Sends this question to `server` over TCP.
+///
+/// # Errors
+/// The connection fails, or no valid answer came within `timeout`.
 pub fn ask_tcp(
     server: impl Into<SocketAddr>,
     question: &Question,
@@ -107,6 +119,9 @@ pub fn ask_tcp(
 }
 
 /// Reads the next answer of a connection.
+///
+/// # Errors
+/// The stream ends or fails, or the answer cannot be parsed.
 pub fn read_reply(stream: &mut impl Read) -> Result<Reply> {
     let what = "read an answer over TCP";
     let mut len = [0; 2];

@@ -10,6 +10,9 @@ use super::tcp;
 use crate::error::{Error, Result, Tried};
 
 /// Requests `path` by GET. Returns the status code and the body.
+///
+/// # Errors
+/// The connection fails, or the answer is not HTTP.
 pub fn get(address: SocketAddr, path: &str, timeout: Duration) -> Result<(u16, Vec<u8>)> {
     let what = || format!("GET http://{address}{path}");
     let mut stream = tcp::connect(address, timeout)?;

@@ -28,11 +28,17 @@ pub struct PingReport {
 }
 
 /// Sends `count` echo requests of `size` payload bytes one after another, with `timeout` for each.
+///
+/// # Errors
+/// The socket cannot be made, or sending fails.
 pub fn ping(address: Ipv4Addr, count: u16, size: usize, timeout: Duration) -> Result<PingReport> {
     ping_with_ttl(address, count, size, 64, timeout)
 }
 
 /// Sends echo requests as [`ping`] does, with a TTL.
+///
+/// # Errors
+/// As [`ping`].
 pub fn ping_with_ttl(
     address: Ipv4Addr,
     count: u16,
@@ -67,6 +73,9 @@ pub fn ping_with_ttl(
 
 /// Sends one echo request of `size` payload bytes to an IPv6 address. Returns the time until its
 /// reply, if one came in time with the same payload.
+///
+/// # Errors
+/// The socket cannot be made, or sending fails.
 pub fn ping6(address: Ipv6Addr, size: usize, timeout: Duration) -> Result<Option<Duration>> {
     const REQUEST: u8 = 128;
     const REPLY: u8 = 129;

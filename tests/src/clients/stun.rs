@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
@@ -15,7 +15,7 @@ use crate::{
 /// Time until a request is sent again.
 const AGAIN: Duration = Duration::from_millis(250);
 
-/// What a port or a filter depends on (RFC 4787 sections 4.1 and 5).
+/// Parts of the other end that a mapping or a filter depends on (RFC 4787 sections 4.1 and 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dependence {
     /// Neither the other end's address nor its port.
@@ -29,7 +29,7 @@ pub enum Dependence {
 /// Behaviour of a NAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Behaviour {
-    /// What the translated port depends on.
+    /// Parts of the destination that the translated port depends on.
     pub mapping: Dependence,
     /// Whose packets are let in.
     pub filtering: Dependence,
@@ -39,7 +39,10 @@ pub struct Behaviour {
 
 /// Asks a server how the NAT behaves. `patience`: time after which no response counts as none; a
 /// response that has to come is awaited for ten times as long.
-pub fn behaviour(server: SocketAddrV4, patience: Duration) -> Result<Behaviour> {
+///
+/// # Errors
+/// The server does not answer at all, or a socket fails.
+pub fn behaviour(server: SocketAddr, patience: Duration) -> Result<Behaviour> {
     Ok(Behaviour {
         mapping: mapping(server, patience)?,
         filtering: filtering(server, patience)?,
@@ -48,17 +51,24 @@ pub fn behaviour(server: SocketAddrV4, patience: Duration) -> Result<Behaviour> 
 }
 
 /// Binds a socket and asks for its address as a server sees it. Returns the socket and the response.
-pub fn bind(server: SocketAddrV4, patience: Duration) -> Result<(UdpSocket, Response)> {
+///
+/// # Errors
+/// No response came in time, or the socket fails.
+pub fn bind(server: SocketAddr, patience: Duration) -> Result<(UdpSocket, Response)> {
     let what = || format!("ask {server} by STUN");
-    let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;
+    let socket = match server {
+        SocketAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)),
+    };
+    let socket = socket.tried(what())?;
     let response = certain(&socket, server, patience)?;
     Ok((socket, response))
 }
 
 /// RFC 5780 section 4.3: one socket asks the server at three addresses.
-fn mapping(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
+fn mapping(server: SocketAddr, patience: Duration) -> Result<Dependence> {
     let (socket, first) = bind(server, patience)?;
-    let other_address = SocketAddrV4::new(*first.other.ip(), server.port());
+    let other_address = SocketAddr::new(first.other.ip(), server.port());
     let second = certain(&socket, other_address, patience)?;
     if second.mapped == first.mapped {
         return Ok(Dependence::EndpointIndependent);
@@ -71,7 +81,7 @@ fn mapping(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
 }
 
 /// RFC 5780 section 4.4: a new socket asks for responses from elsewhere.
-fn filtering(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
+fn filtering(server: SocketAddr, patience: Duration) -> Result<Dependence> {
     let (socket, _) = bind(server, patience)?;
     let from = |changes_address, changes_port| {
         let request = Request {
@@ -93,7 +103,7 @@ fn filtering(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
 
 /// RFC 5780 section 4.5: a request to the client's own translated address, from another port. The
 /// first port sends to the second one before, so that filtering lets the request in.
-fn hairpinning(server: SocketAddrV4, patience: Duration) -> Result<bool> {
+fn hairpinning(server: SocketAddr, patience: Duration) -> Result<bool> {
     let (receiver, own) = bind(server, patience)?;
     let (sender, other) = bind(server, patience)?;
     let tried = || -> io::Result<bool> {
@@ -110,7 +120,7 @@ fn hairpinning(server: SocketAddrV4, patience: Duration) -> Result<bool> {
             let mut buffer = [0; 2048];
             match receiver.recv_from(&mut buffer) {
                 Ok((len, from)) if buffer[..len] == request[..] => {
-                    return Ok(from == other.mapped.into());
+                    return Ok(from == other.mapped);
                 }
                 Ok(_) => {}
                 // A port of the host's own is refused by ICMP, or nothing comes.
@@ -135,7 +145,7 @@ fn next_id() -> TransactionId {
     id
 }
 
-fn certain(socket: &UdpSocket, to: SocketAddrV4, patience: Duration) -> Result<Response> {
+fn certain(socket: &UdpSocket, to: SocketAddr, patience: Duration) -> Result<Response> {
     let response = ask(socket, to, Request::default(), 10 * patience);
     let response = response.and_then(|response| response.ok_or(io::ErrorKind::TimedOut.into()));
     response.tried(format!("get a STUN response from {to}"))
@@ -144,7 +154,7 @@ fn certain(socket: &UdpSocket, to: SocketAddrV4, patience: Duration) -> Result<R
 /// Sends a request, again every 250 ms, until its response arrives or patience is over.
 fn ask(
     socket: &UdpSocket,
-    to: SocketAddrV4,
+    to: SocketAddr,
     request: Request,
     patience: Duration,
 ) -> io::Result<Option<Response>> {

@@ -60,6 +60,9 @@ pub fn connect_outcome(
 
 /// Checks that a connect is answered by RST before the first SYN is retransmitted (1 s). Returns
 /// the time.
+///
+/// # Errors
+/// The connect succeeds, fails otherwise, or is refused too late.
 pub fn expect_refused(address: impl Into<SocketAddr>) -> Result<Duration> {
     let address = address.into();
     match connect_outcome(address, Duration::from_secs(3))? {
@@ -71,6 +74,9 @@ pub fn expect_refused(address: impl Into<SocketAddr>) -> Result<Duration> {
 }
 
 /// Connects within `timeout`, with reads and writes bounded by it too.
+///
+/// # Errors
+/// The connect is refused, or not answered within `timeout`.
 pub fn connect(address: impl Into<SocketAddr>, timeout: Duration) -> Result<TcpStream> {
     let address = address.into();
     let connected = TcpStream::connect_timeout(&address, timeout);
@@ -87,6 +93,9 @@ pub fn connect(address: impl Into<SocketAddr>, timeout: Duration) -> Result<TcpS
 
 /// Connects from this port, even if an earlier connection from it to the same server ended just
 /// before, so that the tuple is reused. EADDRNOTAVAIL is retried until that connection is gone.
+///
+/// # Errors
+/// The connect is refused, or not done within `timeout`.
 pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
     let what = || format!("connect from port {port} to {address}");
     let started = Instant::now();
@@ -116,6 +125,9 @@ pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Resu
 }
 
 /// Connects, waits until the server has closed, and closes. Returns the total time.
+///
+/// # Errors
+/// The connect fails, or the server does not close within `timeout`.
 pub fn connect_close(address: impl Into<SocketAddr>, timeout: Duration) -> Result<Duration> {
     let address = address.into();
     let started = Instant::now();
@@ -131,6 +143,9 @@ pub fn connect_close(address: impl Into<SocketAddr>, timeout: Duration) -> Resul
 
 /// Sends `size` bytes to an echo server and awaits them, `rounds` times on one connection. Returns
 /// the time of each round.
+///
+/// # Errors
+/// The connection fails, or an echo differs from what was sent.
 pub fn request_response(
     address: impl Into<SocketAddr>,
     rounds: usize,
@@ -162,6 +177,9 @@ impl<'a> EchoSession<'a> {
     }
 
     /// Sends `size` bytes and checks their echo; returns the time taken.
+    ///
+    /// # Errors
+    /// The connection fails, or the echo differs from what was sent.
     pub fn round(&mut self, size: usize) -> Result<Duration> {
         let (mut out, mut back) = (vec![0; size], vec![0; size]);
         self.sent.fill(&mut out);
@@ -196,6 +214,9 @@ impl Transfer {
 
 /// Receives `len` predictable bytes from a [`TcpService::Streams`](crate::servers::TcpService)
 /// server. `timeout` bounds each wait, not the total.
+///
+/// # Errors
+/// The connection fails, stalls, or brings other bytes than predicted.
 pub fn download(
     address: impl Into<SocketAddr>,
     len: u64,
@@ -210,6 +231,9 @@ pub fn download(
 }
 
 /// Receives as [`download`] does, over an open connection to such a server.
+///
+/// # Errors
+/// The connection fails, stalls, or brings other bytes than predicted.
 pub fn download_over(mut stream: TcpStream, len: u64, seed: u64) -> Result<Transfer> {
     let started = Instant::now();
     let peer = stream.peer_addr().tried("read the peer's address")?;
@@ -227,6 +251,9 @@ pub fn download_over(mut stream: TcpStream, len: u64, seed: u64) -> Result<Trans
 
 /// Sends `len` predictable bytes to a [`TcpService::Streams`](crate::servers::TcpService) server,
 /// and compares its receipt. `timeout` bounds each wait, not the whole.
+///
+/// # Errors
+/// The connection fails, stalls, or the receipt differs from what was sent.
 pub fn upload(
     address: impl Into<SocketAddr>,
     len: u64,
@@ -276,6 +303,9 @@ impl Rate {
 
 /// Receives unchecked bytes from a `Streams` server for `duration`, to measure the rate. A stream
 /// that stalls for `timeout` is ended.
+///
+/// # Errors
+/// The connection cannot be made, or fails otherwise than by a stall.
 pub fn rate_down(
     address: impl Into<SocketAddr>,
     duration: Duration,
@@ -305,6 +335,9 @@ pub fn rate_down(
 
 /// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt. Measures
 /// the received bytes; for a stream that stalls for `timeout`, the acknowledged ones.
+///
+/// # Errors
+/// The connection cannot be made, or fails otherwise than by a stall.
 pub fn rate_up(
     address: impl Into<SocketAddr>,
     duration: Duration,

@@ -27,6 +27,9 @@ pub enum UdpOutcome {
 }
 
 /// Sends one datagram and returns the response.
+///
+/// # Errors
+/// The socket fails; no response in time is no error.
 pub fn probe(
     address: impl Into<SocketAddr>,
     payload: &[u8],
@@ -137,6 +140,9 @@ impl PacedReport {
 
 /// Sends `count` numbered datagrams of `size` (at least 8) payload bytes, one each `interval`, to
 /// an echo server on one flow, and waits `linger` for the last.
+///
+/// # Errors
+/// The socket fails.
 pub fn paced(
     address: impl Into<SocketAddr>,
     count: u64,
@@ -169,6 +175,9 @@ pub fn paced(
 /// Sends `count` numbered datagrams of `size` bytes in one call with UDP_SEGMENT (udp(7)), so that
 /// they leave the guest as one GSO frame, to an echo server, and waits `linger` for the echoes.
 /// All of it must fit in 64 KiB.
+///
+/// # Errors
+/// The socket fails, or the kernel refuses UDP_SEGMENT.
 pub fn burst(
     address: impl Into<SocketAddr>,
     count: u64,
@@ -192,6 +201,9 @@ pub fn burst(
 
 /// Asks a [`UdpService::Burst`](crate::servers::UdpService) server, which sends `count` numbered
 /// datagrams of `size` bytes as one GSO frame, and waits `linger` for them.
+///
+/// # Errors
+/// The socket fails.
 pub fn ask_burst(
     address: impl Into<SocketAddr>,
     count: u64,

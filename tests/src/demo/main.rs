@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the command line asks for.
+/// Options of the demo's command line.
 #[derive(Clone, Copy, Default)]
 struct Wants {
     microvm: bool,

@@ -6,12 +6,12 @@ use crate::tap::VnetHdr;
 /// Way in which a builder fills the transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// Complete and correct.
+    /// Complete, with the correct sum.
     Full,
     /// The pseudo-header's sum, with NEEDS_CSUM in the vnet header, as a stack with checksum
     /// offload sends it.
     Partial,
-    /// Complete, but wrong.
+    /// Complete, with a wrong sum.
     Wrong,
     /// Zero ("none" in UDP).
     Zero,

@@ -11,27 +11,27 @@ pub struct FlowKey {
     /// IP protocol number of the flow.
     pub protocol: u8,
     /// Sender's address and port.
-    pub source: SocketAddrV4,
+    pub source: SocketAddr,
     /// Receiver's address and port.
-    pub destination: SocketAddrV4,
+    pub destination: SocketAddr,
 }
 
 impl FlowKey {
     /// One direction of a TCP connection.
-    pub fn tcp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
+    pub fn tcp(source: impl Into<SocketAddr>, destination: impl Into<SocketAddr>) -> Self {
         FlowKey {
             protocol: 6,
-            source,
-            destination,
+            source: source.into(),
+            destination: destination.into(),
         }
     }
 
     /// One direction of a UDP flow.
-    pub fn udp(source: SocketAddrV4, destination: SocketAddrV4) -> Self {
+    pub fn udp(source: impl Into<SocketAddr>, destination: impl Into<SocketAddr>) -> Self {
         FlowKey {
             protocol: 17,
-            source,
-            destination,
+            source: source.into(),
+            destination: destination.into(),
         }
     }
 
@@ -110,15 +110,6 @@ impl<'a> Packet<'a> {
             ip,
         })
     }
-
-    /// The direction it belongs to.
-    pub fn flow_key(&self) -> FlowKey {
-        FlowKey {
-            protocol: self.protocol,
-            source: self.source,
-            destination: self.destination,
-        }
-    }
 }
 
 impl<'a> Packet<'a, SocketAddr> {
@@ -127,6 +118,23 @@ impl<'a> Packet<'a, SocketAddr> {
         match frame.get(12..14)? {
             [0x86, 0xdd] => Self::parse_ipv6(&frame[14..]),
             _ => Packet::parse_ethernet(frame).map(Self::from),
+        }
+    }
+
+    /// Parses a packet of either family from its IP header on.
+    pub fn of_ip(ip: &'a [u8]) -> Option<Self> {
+        match ip.first()? >> 4 {
+            6 => Self::parse_ipv6(ip),
+            _ => Packet::parse_ip(ip).map(Self::from),
+        }
+    }
+
+    /// The direction it belongs to.
+    pub fn flow_key(&self) -> FlowKey {
+        FlowKey {
+            protocol: self.protocol,
+            source: self.source,
+            destination: self.destination,
         }
     }
 
@@ -238,10 +246,10 @@ impl<'a, A: Copy + Into<SocketAddr>> Packet<'a, A> {
         (self.protocol == 6).then(|| Some((word(4)?, word(8)?)))?
     }
 
-    /// ICMP type and code; `None` when it is not ICMP.
+    /// Type and code of ICMP, or of ICMPv6; `None` when it is neither.
     pub fn icmp(&self) -> Option<(u8, u8)> {
         let l4 = self.transport();
-        (self.protocol == 1).then(|| Some((*l4.first()?, *l4.get(1)?)))?
+        matches!(self.protocol, ICMP | ICMPV6).then(|| Some((*l4.first()?, *l4.get(1)?)))?
     }
 
     /// Whether the IPv4 header's checksum, and the transport's where it is complete, are right. With

@@ -27,7 +27,7 @@ pub enum Direction {
 /// Decision of a filter about a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The frame passes.
+    /// The frame passes unchanged.
     Pass,
     /// The frame is dropped.
     Lose,

@@ -123,8 +123,8 @@ impl Run {
                 .map_or(Fate::Pass, |hooks| hooks.see(direction, &vnet, bytes));
             if let Some(flows) = &mut flows {
                 let packet = match self.sides.ethernet {
-                    true => Packet::parse_ethernet(bytes),
-                    false => Packet::parse_ip(bytes),
+                    true => Packet::of_ethernet(bytes),
+                    false => Packet::of_ip(bytes),
                 };
                 flows[direction as usize].add(&vnet, packet.as_ref());
             }
@@ -170,7 +170,8 @@ impl Sides {
         let Some(queue) = self.queue_for(queues, frame) else {
             return; // A hand-made guest: its frames are read by subscribers.
         };
-        match queue.write(frame) {
+        let is_over = || shared.stop.load(Ordering::SeqCst);
+        match queue.write_waiting(frame, is_over) {
             Ok(()) => {
                 let header = if queue.has_vnet_hdr() {
                     VNET_HDR_LEN

@@ -23,7 +23,6 @@ use crate::{
 };
 
 const SCRIPT: &str = include_str!("client_init.sh");
-const DHCP_SCRIPT: &str = include_str!("client_dhcp.sh");
 /// A network card on PCI.
 const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
 
@@ -40,7 +39,7 @@ pub struct Client {
     pub name: String,
     /// Port that serves [`Client::HELLO`] at `/hello` and [`Client::blob`] at `/blob`.
     pub http_port: u16,
-    /// Port of [`crate::servers::TcpService::Digest`].
+    /// Port of the server's [`crate::servers::TcpService::Digest`].
     pub digest_port: u16,
     /// A server that policy denies, listening on the HTTP port too.
     pub denied: Ipv4Addr,
@@ -96,9 +95,11 @@ impl Client {
     }
 
     /// Makes the initramfs that boots the client.
+    ///
+    /// # Errors
+    /// There is no busybox here, or a module of the kernel cannot be read.
     pub fn initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
-        let mut initramfs = Initramfs::with_busybox(SCRIPT)?;
-        initramfs.program_file("/dhcp", DHCP_SCRIPT.as_bytes());
+        let mut initramfs = Initramfs::of_a_guest(SCRIPT)?;
         initramfs.modules(kernel, &MODULES)?;
         initramfs.file("/plan", self.plan().as_bytes());
         initramfs.file("/etc/hostname", b"client\n");
@@ -135,7 +136,7 @@ impl Client {
         })
     }
 
-    fn plan(&self) -> String {
+    pub(super) fn plan(&self) -> String {
         let mut plan = String::new();
         let mut set = |name: &str, value: &dyn std::fmt::Display| {
             let _ = writeln!(plan, "{name}='{value}'");

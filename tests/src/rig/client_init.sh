@@ -1,20 +1,7 @@
 #!/bin/busybox sh
-# The init of the rig's Linux client. /plan says what it should find; each check is a line
-#     ok NAME WHAT WAS SEEN    or    FAILED NAME WHY
-# on the console, and the last line is `end`.
-/bin/busybox --install -s /bin
-export PATH=/bin
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
-exec >/dev/console 2>&1
-. /plan
-while read -r module; do insmod "$module"; done </modules/order
+# The init of the rig's Linux client. /plan says what it should find.
+. /start
 
-ok() { echo "ok $*"; }
-failed() { echo "FAILED $*"; }
-# same NAME GOT WANTED
-same() { if [ "$2" = "$3" ]; then ok "$1 $2"; else failed "$1 got '$2', not '$3'"; fi; }
 digest() { sha256sum | cut -d ' ' -f 1; }
 # Interrupts of the line that ends in $1, of all CPUs.
 interrupts() {
@@ -36,9 +23,7 @@ same cpus "$(grep -c ^processor /proc/cpuinfo)" "$CPUS"
 queues=/sys/class/net/eth0/queues
 same queues "$(ls -d $queues/rx-* | wc -l) $(ls -d $queues/tx-* | wc -l)" "$CPUS $CPUS"
 
-ip link set lo up
-ip link set eth0 up
-udhcpc -i eth0 -f -q -n -t 10 -T 1 -s /dhcp >/tmp/dhcp.log 2>&1 || failed lease "$(tail -n 1 /tmp/dhcp.log)"
+lease
 same lease "$(cat /tmp/lease)" "$LEASE"
 
 ping -c 3 -i 0.2 -W 5 -q "$SERVER" >/tmp/ping.log 2>&1

@@ -17,6 +17,9 @@ const BUSYBOX: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../target/kernels/busybox/bin/busybox"
 );
+/// What the scripts of guests begin with.
+const START: &str = include_str!("start.sh");
+const DHCP_SCRIPT: &str = include_str!("client_dhcp.sh");
 const MOUNT_POINTS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
 
 /// An initramfs being put together.
@@ -27,9 +30,23 @@ pub struct Initramfs {
 
 impl Initramfs {
     /// Makes an initramfs with `program` as its init.
+    ///
+    /// # Errors
+    /// The program or one of its libraries cannot be read.
     pub fn new(program: &Path) -> Result<Self> {
         let mut this = Self::empty();
         this.add("/init", program)?;
+        Ok(this)
+    }
+
+    /// Makes an initramfs of a guest of the rig's: its init is a script that begins with `. /start`.
+    ///
+    /// # Errors
+    /// There is no busybox here.
+    pub fn of_a_guest(script: &str) -> Result<Self> {
+        let mut this = Self::with_busybox(script)?;
+        this.archive.program("/dhcp", DHCP_SCRIPT.as_bytes());
+        this.archive.file("/start", START.as_bytes());
         Ok(this)
     }
 
@@ -61,6 +78,9 @@ impl Initramfs {
     }
 
     /// Adds a program of this machine as `/bin/NAME`, with its shared libraries.
+    ///
+    /// # Errors
+    /// The program or one of its libraries cannot be read.
     pub fn program(&mut self, program: &Path) -> Result<()> {
         let Some(name) = program.file_name().and_then(|name| name.to_str()) else {
             return Err(Error::unexpected(format!(
@@ -72,16 +92,14 @@ impl Initramfs {
     }
 
     /// Adds a program as [`Initramfs::program`] does, under another name.
+    ///
+    /// # Errors
+    /// The program or one of its libraries cannot be read.
     pub fn program_as(&mut self, name: &str, program: &Path) -> Result<()> {
         self.add(&format!("/bin/{name}"), program)
     }
 
-    /// A program as it is, at a path of its own.
-    pub fn program_file(&mut self, path: &str, contents: &[u8]) {
-        self.archive.program(path, contents);
-    }
-
-    /// Adds a file.
+    /// Adds a regular file.
     pub fn file(&mut self, path: &str, contents: &[u8]) {
         self.archive.file(path, contents);
     }

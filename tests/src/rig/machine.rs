@@ -101,6 +101,9 @@ impl Machine<'_> {
     }
 
     /// Boots the machine and waits for its end.
+    ///
+    /// # Errors
+    /// QEMU cannot be started or awaited.
     pub fn run(&self) -> Result<Ended> {
         let scratch = tempfile::tempdir().tried("make a folder for the machine's files")?;
         let at = |name: &str| scratch.path().join(name);

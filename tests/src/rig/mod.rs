@@ -18,6 +18,7 @@ mod initramfs;
 mod kernel;
 mod machine;
 mod nested;
+mod saved;
 
 pub use audit::forbidden_calls;
 pub use client::{Client, ClientReport, ClientServers};
@@ -29,6 +30,9 @@ pub(crate) use machine::wait;
 pub use machine::{Ended, Hardware, Machine};
 pub use nested::{
     NESTED, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
+};
+pub use saved::{
+    SAVED, SAVED_ECHO_PORT, SAVED_FREE, SAVED_ORDER_AT, SAVED_OVER, SavedCount, saved_initramfs,
 };
 
 /// The serial port that the report is written to.

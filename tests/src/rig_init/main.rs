@@ -9,6 +9,7 @@
 mod boot;
 mod checks;
 mod nested;
+mod saved;
 mod stuck;
 
 use std::{env, process::ExitCode};
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(CHECKS) {
         let well = boot::given()
             .or_else(nested::run)
+            .or_else(saved::run)
             .unwrap_or_else(checks::run);
         return match well {
             true => ExitCode::SUCCESS,

@@ -63,7 +63,7 @@ impl Answer {
         }
     }
 
-    /// Delays the answer.
+    /// Delays the answer by this time.
     pub fn delayed(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
@@ -110,6 +110,9 @@ pub struct DnsServer<I: Address = Ipv4Addr> {
 
 impl<I: Address> DnsServer<I> {
     /// Serves `zone` on port `address.1` (0: any) of `address.0` in `ns`.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
     pub fn start(ns: &NetNs, address: (I, u16), zone: Zone) -> Result<Self> {
         let what = || format!("serve DNS on {}:{} in {ns:?}", address.0, address.1);
         let listener = ns

@@ -22,6 +22,9 @@ pub struct HttpServer {
 
 impl HttpServer {
     /// Serves `pages` (path to body) on `address` in `ns` (port 0: any).
+    ///
+    /// # Errors
+    /// The address cannot be bound.
     pub fn start(
         ns: &NetNs,
         (ip, port): (impl Into<IpAddr>, u16),

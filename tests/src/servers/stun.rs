@@ -1,5 +1,5 @@
 use std::{
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     sync::atomic::Ordering,
 };
 
@@ -13,15 +13,19 @@ use crate::{
 /// A STUN server with two addresses and two ports (RFC 5780): it answers from another of them when
 /// asked to. Stops on drop.
 pub struct StunServer {
-    address: SocketAddrV4,
+    address: SocketAddr,
     _running: Running,
 }
 
 impl StunServer {
     /// Binds all four pairs of an address and a port in `ns`.
-    pub fn start(ns: &NetNs, ips: [Ipv4Addr; 2], ports: [u16; 2]) -> Result<StunServer> {
+    ///
+    /// # Errors
+    /// An address cannot be bound.
+    pub fn start(ns: &NetNs, ips: [impl Into<IpAddr>; 2], ports: [u16; 2]) -> Result<StunServer> {
+        let ips = ips.map(Into::into);
         let what = || format!("serve STUN on {ips:?}, {ports:?} in {ns:?}");
-        let at = move |pair: usize| SocketAddrV4::new(ips[pair / 2], ports[pair % 2]);
+        let at = move |pair: usize| SocketAddr::new(ips[pair / 2], ports[pair % 2]);
         let bind = |pair| ns.run(|| UdpSocket::bind(at(pair)));
         let sockets = (0..4)
             .map(bind)
@@ -37,7 +41,7 @@ impl StunServer {
             let mut buffer = [0; 2048];
             while !stop.load(Ordering::SeqCst) {
                 for (pair, socket) in sockets.iter().enumerate() {
-                    let Ok((len, SocketAddr::V4(peer))) = socket.recv_from(&mut buffer) else {
+                    let Ok((len, peer)) = socket.recv_from(&mut buffer) else {
                         continue;
                     };
                     let Some(request) = Request::parse(&buffer[..len]) else {
@@ -62,7 +66,7 @@ impl StunServer {
     }
 
     /// The first address, with the first port.
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }

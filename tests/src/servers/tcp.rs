@@ -60,6 +60,9 @@ pub struct TcpServer<I: Address = Ipv4Addr> {
 
 impl<I: Address> TcpServer<I> {
     /// Listens on `address` in `ns` (port 0: any) with a backlog of 4096.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
     pub fn start(ns: &NetNs, address: (I, u16), service: TcpService) -> Result<Self> {
         let bound = ns.run(|| TcpListener::bind((address.0.into(), address.1)));
         let listener = bound.tried(format!("listen on {}:{} in {ns:?}", address.0, address.1))?;

@@ -26,7 +26,7 @@ pub enum UdpService {
     /// Answers with that many numbered datagrams of `size` bytes, sent as one GSO frame: see
     /// [`crate::clients::udp::ask_burst`].
     Burst {
-        /// Number of datagrams.
+        /// Number of datagrams of the burst.
         count: u64,
         /// Payload bytes of each.
         size: u16,
@@ -50,6 +50,9 @@ pub struct UdpServer<I: Address = Ipv4Addr> {
 
 impl<I: Address> UdpServer<I> {
     /// Binds `address` in `ns` (port 0: any).
+    ///
+    /// # Errors
+    /// The address cannot be bound.
     pub fn start(ns: &NetNs, address: (I, u16), service: UdpService) -> Result<Self> {
         let what = || format!("serve UDP on {}:{} in {ns:?}", address.0, address.1);
         let socket = ns
@@ -121,6 +124,9 @@ impl<I: Address> UdpServer<I> {
     }
 
     /// Makes later datagrams have no DF flag, so that routers may fragment them.
+    ///
+    /// # Errors
+    /// The kernel refuses the socket option.
     pub fn allow_fragments(&self) -> Result<()> {
         let (option, value) = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT);
         sockets::set(&self.socket, libc::IPPROTO_IP, option, value)
@@ -128,6 +134,9 @@ impl<I: Address> UdpServer<I> {
     }
 
     /// Sends an unsolicited datagram.
+    ///
+    /// # Errors
+    /// The kernel refuses the datagram.
     pub fn send_to(&self, payload: &[u8], peer: I::Socket) -> io::Result<usize> {
         self.socket.send_to(payload, peer.into())
     }

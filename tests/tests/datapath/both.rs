@@ -10,6 +10,7 @@ use std::{
 use slipgate_abi::{
     Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHop, Protocol,
     Sequences, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6, VmRates, VmRow,
+    first_packet::place,
     maps::{Owner, SLOTS_PER_CHUNK},
     segment::Segments,
     vm6::GUEST_ADDRESSES,
@@ -115,6 +116,8 @@ pub(crate) enum Went {
     LeftToTheHost,
     /// On, or to the engine.
     Sent(Vec<u8>),
+    /// To the engine by its ring of first packets, as a frame of the port.
+    Queued(Vec<u8>),
 }
 
 /// State of the tables that packets change. Of times, only whether there is one.
@@ -124,8 +127,8 @@ pub(crate) struct Counted {
     flows: Vec<FlowCounted>,
     /// Handed over from the guest and the world, gateway ARP answered, the guest's MAC.
     vm: (u64, u64, u64, [u8; 6]),
-    /// Handed over of all VMs from the guests and the world.
-    of_all_vms: [u64; 2],
+    /// Handed over of all VMs from the guests and the world, and first packets by the port.
+    of_all_vms: [u64; 3],
     /// Solicitations answered, and which addresses were noted as used.
     of_ipv6: (u64, [bool; GUEST_ADDRESSES]),
 }
@@ -181,6 +184,8 @@ impl Both {
             ipv6: true,
         };
         let real = Datapath::open(&options).expect("the programs are loaded");
+        let mapped = real.maps().map_first_packets();
+        mapped.expect("the rings of first packets");
         let memory = Kernel::new(SLOTS_PER_CHUNK);
         let tables = FakeDatapath::new(&memory, 0, 1);
         let mut both = Self {
@@ -213,25 +218,17 @@ impl Both {
         };
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             for host in [NAT, Ipv4Addr::UNSPECIFIED] {
-                let key = ForwardKey {
-                    host: host.into(),
-                    // One by its address, one of any address of the host's.
-                    port: FORWARDED_PORT + u16::from(host.is_unspecified()),
-                    protocol: protocol as u8,
-                    pad: 0,
-                };
+                // One by its address, one of any address of the host's.
+                let port = FORWARDED_PORT + u16::from(host.is_unspecified());
+                let key = ForwardKey::new(host.into(), port, protocol as u8);
                 let inserted = maps.forwards.insert(&key, &target, Insert::New);
                 inserted.expect("FORWARDS");
                 let key = (key.host, key.port, key.protocol);
                 memory.forwards.insert(key, (ROW, VM));
             }
             for host in [NAT6, Ipv6Addr::UNSPECIFIED] {
-                let key = ForwardKey6 {
-                    host: host.into(),
-                    port: FORWARDED_PORT + u16::from(host.is_unspecified()),
-                    protocol: protocol as u8,
-                    pad: [0; 5],
-                };
+                let port = FORWARDED_PORT + u16::from(host.is_unspecified());
+                let key = ForwardKey6::new(host.into(), port, protocol as u8);
                 let inserted = maps.forwards6.insert(&key, &target, Insert::New);
                 inserted.expect("FORWARDS6");
                 let key = (key.host, key.port, key.protocol);
@@ -332,7 +329,32 @@ impl Both {
                 handed_over.store(counts.0, Relaxed);
                 taken_in.store(counts.1, Relaxed);
             }
+            row.ring_open().store(owner.ring_open, Relaxed);
+            row.ring_tail().store(owner.ring_tail, Relaxed);
+            row.ring_head().store(owner.ring_head, Relaxed);
+            row.port_handed().store(owner.port_handed, Relaxed);
+            row.port_taken().store(owner.port_taken, Relaxed);
         }
+    }
+
+    /// Returns the number of the next packet in each ring.
+    fn ring_tails(&self) -> [u64; 2] {
+        let real = self.maps().owner_ref(0).expect("a row");
+        let memory = self.memory.borrow().owner_row(0);
+        [real, memory].map(|row| row.ring_tail().load(Relaxed))
+    }
+
+    /// Returns the packet with a number in one of the rings.
+    fn queued(&self, which: usize, number: u64) -> Went {
+        let index = place(0, number);
+        let packet = match which {
+            0 => self.maps().first_packet(index).expect("a place"),
+            _ => self.memory.borrow().first_packet(index),
+        };
+        let mut frame = vec![0; 256];
+        let (len, _) = packet.read(number, &mut frame).expect("it is published");
+        frame.truncate(len);
+        Went::Queued(frame)
     }
 
     /// Limits the VM, with nothing spent yet.
@@ -398,6 +420,7 @@ impl Both {
             gso_size: gso_size as u16,
             ..VirtioNetHdr::default()
         };
+        let tails = self.ring_tails();
         let mut memory = self.memory.borrow_mut();
         memory.now_ns = monotonic_ns();
         let way = match at {
@@ -409,7 +432,8 @@ impl Both {
             }
             At::EnginePort => memory.engine_sends_frame(vnet, frame),
         };
-        let memory = went(&mut memory, way);
+        let in_memory = went(&mut memory, way);
+        drop(memory);
         let ran = test_run(program, frame, gso_size, 1).expect("a test run");
         let real = match ran.action {
             SHOT => Went::Dropped,
@@ -420,7 +444,12 @@ impl Both {
             REDIRECT => Went::Sent(ran.frame),
             other => panic!("the program returned {other}"),
         };
-        ([real, memory], way)
+        let mut all = [real, in_memory];
+        let after = self.ring_tails();
+        for which in (0..2).filter(|which| after[*which] != tails[*which]) {
+            all[which] = self.queued(which, tails[which]);
+        }
+        (all, way)
     }
 
     /// Returns the counters of each.
@@ -470,6 +499,7 @@ impl Both {
                 of_all_vms: [
                     owners[which].handed_over(),
                     owners[which].world_handed_over(),
+                    owners[which].port_handed(),
                 ]
                 .map(|count| count.load(Relaxed)),
             }

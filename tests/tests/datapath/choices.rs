@@ -109,6 +109,11 @@ pub(crate) fn fill(both: &Both, choices: &mut Choices<'_>) -> Protocol {
         taken_in: choices.mostly(&[300, 299, 236, 301]),
         world_handed_over: 400,
         world_taken_in: choices.mostly(&[400, 399, 336, 401]),
+        ring_open: choices.mostly(&[1, 0]),
+        ring_tail: 5_000,
+        ring_head: choices.mostly(&[5_000, 4_999, 4_489, 4_488]),
+        port_handed: 600,
+        port_taken: choices.mostly(&[600, 599]),
         ..Owner::default()
     });
     let tight = |units| Rate {

@@ -18,6 +18,7 @@ use slipgate_testbed::{
     },
     require_root_and_tun,
     servers::{TcpServer, TcpService},
+    turns,
     world::{SERVER, UPLINK},
 };
 
@@ -70,7 +71,7 @@ impl Stand {
             "--silent",
             "--no-buffer",
             "--max-time",
-            "20",
+            "120",
             "--unix-socket",
         ])
         .arg(self.socket(socket))
@@ -622,6 +623,7 @@ fn the_api_is_started_again_and_guests_go_on() {
 #[test]
 fn hostile_clients_of_the_api_delay_no_admission() {
     require_root_and_tun!();
+    let _turn = turns::alone("it measures how long an admission takes");
     let stand = Stand::new();
     let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
     let guest = stand.guest("tap0");

@@ -44,7 +44,7 @@ impl Runtime {
         }
     }
 
-    /// What the plugin answers, or its error; `more`: keys of the configuration.
+    /// Calls the plugin; returns its answer or its error. `more` has keys of the configuration.
     fn call(&self, command: &str, container: &str, more: Value) -> Result<Value, Value> {
         let mut config = self.config.clone();
         let keys = more.as_object().cloned().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! slipgate's counts equal the packets that passed, on both sides of it and with any offload, and
 //! no data frame of an established flow leaves the kernel.
 
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr};
 
 use slipgate_testbed::{
     Capture, GUEST_DEVICE, GuestConfig, WorldConfig,
@@ -13,12 +13,20 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{DNS, Stand, WAIT, at, eventually, stand::counts};
+use crate::{Cell, DNS, Stand, WAIT, at, matrix::matrix, stand::counts};
+
+matrix! {
+    captures_at_guest_and_uplink_agree_with_the_flows_with_offloads: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine ends the guest's connections: the segments at the uplink are the host's";
+    captures_at_guest_and_uplink_agree_with_the_flows_without_offloads: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine ends the guest's connections: the segments at the uplink are the host's";
+    ping_is_a_flow_and_counted: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 const BULK: u64 = 64 << 20;
 
 #[test]
-fn the_engine_port_sees_openings_dns_and_dhcp_and_not_one_data_frame() {
+fn the_engine_gets_openings_dns_and_dhcp_and_not_one_data_frame() {
     require_root_and_tun!();
     let stand = Stand::with(
         WorldConfig::default(),
@@ -33,7 +41,7 @@ fn the_engine_port_sees_openings_dns_and_dhcp_and_not_one_data_frame() {
     let guest = &stand.guest;
 
     let census = Census::start(guest).unwrap();
-    let before = stand.port_frames();
+    let before = stand.handed_over();
     let lease = guest.dhcp(WAIT).unwrap();
     stand.run(|| {
         dns::query_udp(at(DNS, 53), "a.test", WAIT).unwrap();
@@ -47,16 +55,13 @@ fn the_engine_port_sees_openings_dns_and_dhcp_and_not_one_data_frame() {
         "{sent:?}"
     );
     let due = before + sent.for_the_engine();
-    eventually("all that was handed over came out", || {
-        (stand.port_frames() >= due).then_some(())
-    });
-    assert_eq!(stand.port_frames(), due, "{sent:?}");
+    assert_eq!(stand.handed_over(), due, "{sent:?}");
 
     // The count is able to see data: what opens a UDP flow is data, and goes to the engine.
     stand
         .run(|| udp::probe(echo.address(), b"x", WAIT))
         .unwrap();
-    assert_eq!(stand.port_frames(), due + 1);
+    assert_eq!(stand.handed_over(), due + 1);
 }
 
 #[test]
@@ -87,7 +92,7 @@ fn live_flows_print_by_name() {
 }
 
 /// One flow's counts at the guest, at the uplink and in slipgate.
-fn agree(stand: &Stand, captures: (Capture, Capture), protocol: u8, remote: SocketAddrV4) {
+fn agree(stand: &Stand, captures: (Capture, Capture), protocol: u8, remote: SocketAddr) {
     // Retransmits and last ACKs settle.
     std::thread::sleep(std::time::Duration::from_millis(100));
     let (at_guest, at_uplink) = (captures.0.finish().unwrap(), captures.1.finish().unwrap());
@@ -112,7 +117,7 @@ fn agree(stand: &Stand, captures: (Capture, Capture), protocol: u8, remote: Sock
     assert!(guest[0].0 > 0 && guest[1].0 > 0, "{guest:?}");
 }
 
-fn captures_agree(offloads: bool) {
+fn captures_agree(cell: Cell, offloads: bool) {
     let world = WorldConfig {
         offloads,
         ..Default::default()
@@ -121,7 +126,7 @@ fn captures_agree(offloads: bool) {
         offloads,
         ..GuestConfig::new("tap0")
     };
-    let stand = Stand::with(world, guest, &[]);
+    let stand = Stand::of_guest(cell, guest, world, &[], &[], &[]);
     // The pump is slower than the kernel. What a full queue loses after translation is the link's
     // to count, not the flow's.
     stand
@@ -130,14 +135,15 @@ fn captures_agree(offloads: bool) {
         .ip("link set tap0 txqueuelen 100000")
         .unwrap();
     let net = &stand.world.net;
+    let server = cell.server();
     let tcp_servers = [7000, 7001]
-        .map(|port| TcpServer::start(net, (SERVER, port), TcpService::Streams).unwrap());
-    let echo = UdpServer::start(net, (SERVER, 7), UdpService::Echo).unwrap();
+        .map(|port| TcpServer::start(net, (server, port), TcpService::Streams).unwrap());
+    let echo = UdpServer::start(net, (server, 7), UdpService::Echo).unwrap();
     let burst = UdpService::Burst {
         count: 20,
         size: 1200,
     };
-    let burst = UdpServer::start(net, (SERVER, 8), burst).unwrap();
+    let burst = UdpServer::start(net, (server, 8), burst).unwrap();
     let capture = || {
         let at_guest = Capture::start(&stand.guest.ns, GUEST_DEVICE).unwrap();
         (at_guest, Capture::start(&stand.world.host, UPLINK).unwrap())
@@ -170,29 +176,33 @@ fn captures_agree(offloads: bool) {
     agree(&stand, watching, 17, burst.address());
 }
 
-#[test]
-fn captures_at_guest_and_uplink_agree_with_the_flows_with_offloads() {
-    require_root_and_tun!();
-    captures_agree(true);
+fn captures_at_guest_and_uplink_agree_with_the_flows_with_offloads(cell: Cell) {
+    captures_agree(cell, true);
 }
 
-#[test]
-fn captures_at_guest_and_uplink_agree_with_the_flows_without_offloads() {
-    require_root_and_tun!();
-    captures_agree(false);
+fn captures_at_guest_and_uplink_agree_with_the_flows_without_offloads(cell: Cell) {
+    captures_agree(cell, false);
 }
 
-#[test]
-fn ping_is_a_flow_and_counted() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let report = stand.run(|| icmp::ping(SERVER, 10, 100, WAIT)).unwrap();
-    assert_eq!(
-        (report.replies.len(), report.corrupt),
-        (10, 0),
-        "{report:?}"
-    );
+fn ping_is_a_flow_and_counted(cell: Cell) {
+    const COUNT: u16 = 10;
+    let stand = Stand::of(cell, &[]);
+    stand.run(|| match cell.server() {
+        IpAddr::V4(ip) => {
+            let report = icmp::ping(ip, COUNT, 100, WAIT).unwrap();
+            let came = (report.replies.len(), report.corrupt);
+            assert_eq!(came, (usize::from(COUNT), 0), "{report:?}");
+        }
+        IpAddr::V6(ip) => {
+            for _ in 0..COUNT {
+                assert!(icmp::ping6(ip, 100, WAIT).unwrap().is_some());
+            }
+        }
+    });
     let flows = stand.slipgate.flows().unwrap();
     let ping = flows.iter().find(|flow| flow.proto == "icmp").unwrap();
-    assert_eq!(counts(ping), [(10, 1280), (10, 1280)], "{ping:?}");
+    // Headers of IP and of the echo, and the payload.
+    let packet_bytes = if cell.is_ipv6() { 40 } else { 20 } + 8 + 100;
+    let each_way = (u64::from(COUNT), u64::from(COUNT) * packet_bytes);
+    assert_eq!(counts(ping), [each_way; 2], "{ping:?}");
 }

@@ -1,5 +1,5 @@
-//! What `--max-vms` and `--max-rules` of `slipgate serve` bound: what is beyond them is refused with
-//! the reason and changes nothing, and how full they are is shown.
+//! `--max-vms` and `--max-rules` of `slipgate serve`: requests beyond them are refused with the
+//! reason and change nothing, and how full they are is shown.
 
 use std::net::TcpStream;
 

@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddrV4, TcpStream, ToSocketAddrs as _, UdpSocket},
+    path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -21,7 +22,7 @@ use slipgate_testbed::{
 
 use crate::{WAIT, at, eventually, unprivileged::Place};
 
-/// What the command ends with.
+/// Exit status of the command.
 const STATUS: i32 = 7;
 const ECHO: u16 = 7000;
 const STREAMS: u16 = 7001;
@@ -222,6 +223,40 @@ fn is_reset(stream: &mut TcpStream) -> Option<bool> {
     match stream.read(&mut [0; 8]) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => None,
         other => Some(other.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)),
+    }
+}
+
+/// The command has the rights of the user, who may change the policy and thaw: it finds neither the
+/// tables nor the socket for that, and no capability to uncover them, if the user is root too.
+#[test]
+fn a_command_finds_nothing_that_rules_it() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let looks = "ls -A \"$1\"; \"$2\" freeze job; grep CapBnd /proc/self/status; umount \"$1\"; ls -A \"$1\"; echo over";
+    let as_user = place.file("run/slipgate");
+    let slipgate = place.file("slipgate");
+    let words = |dir: &Path, slipgate: &Path| {
+        let [dir, slipgate] = [dir, slipgate].map(|path| path.to_str().unwrap().to_owned());
+        ["exec", "--name", "job", "--", "sh", "-c", looks, "sh"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([dir, slipgate])
+            .collect::<Vec<_>>()
+    };
+    let arguments = words(&as_user, &slipgate);
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let of_user = place.slipgate(&arguments);
+    let mut of_root = Command::new(binary().unwrap());
+    of_root.args(words(Path::new("/run/slipgate"), &binary().unwrap()));
+    for mut exec in [of_user, of_root] {
+        exec.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = place.world.host.spawn(exec).unwrap();
+        let output = output.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        let complaints = String::from_utf8(output.stderr).unwrap();
+        // What of a directory is seen is before and behind it.
+        assert_eq!(said, "CapBnd:\t0000000000000000\nover\n", "{complaints}");
+        assert!(complaints.contains("umount"), "{complaints}");
     }
 }
 

@@ -1,256 +1,278 @@
-//! ICMP errors of a router: time exceeded, fragmentation needed, unreachable; and MSS clamping.
+//! ICMP errors of a router: time exceeded, packets too large, unreachable; and MSS clamping.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::AsRawFd as _,
-    time::Duration,
 };
 
 use slipgate_testbed::{
-    Capture, GuestConfig, NetNs, WorldConfig,
-    clients::{IcmpError, icmp, tcp, udp, udp::UdpOutcome},
-    frame::FrameBuilder,
+    Capture, WorldConfig,
+    clients::{tcp, udp, udp::UdpOutcome},
+    frame::{FrameBuilder, Packet},
+    pump::FrameTap,
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     world::{SERVER, UPLINK},
 };
 
-use crate::{BRIEFLY, GATEWAY, GUEST, Stand, WAIT, at, datagram};
+use crate::{
+    BRIEFLY, Cell, GATEWAY_MAC, GUEST_MAC, Stand, WAIT,
+    matrix::{at, matrix},
+};
 
-#[test]
-fn a_spent_ttl_is_answered_by_the_gateway_and_a_port_unreachable_comes_through() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    stand.run(|| {
-        let expired = icmp::ping_with_ttl(SERVER, 1, 32, 1, WAIT).unwrap();
-        assert_eq!(expired.errors, [(IcmpError { kind: 11, code: 0 }, GATEWAY)]);
-        let arrived = icmp::ping_with_ttl(SERVER, 1, 32, 2, WAIT).unwrap();
-        assert_eq!(arrived.replies.len(), 1, "{arrived:?}");
-        let closed = udp::probe(at(SERVER, 9), b"x", WAIT).unwrap();
-        assert!(
-            matches!(
-                closed,
-                UdpOutcome::Refused(IcmpError { kind: 3, code: 3 }, _)
-            ),
-            "{closed:?}"
-        );
-    });
+matrix! {
+    a_port_unreachable_comes_through: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_spent_ttl_is_answered_by_the_gateway: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_smaller_uplink_clamps_mss_and_asks_for_smaller_datagrams: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    errors_about_nobodys_flow_reach_no_guest: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_route_s_mtu_is_told_like_a_link_s_and_followed_when_it_changes: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's own TCP follows its routes, and the guest is told of none";
+    a_route_s_mtu_that_falls_does_not_hang_what_is_open: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
-#[test]
-fn ttl_is_spent_on_established_flows_too() {
-    require_root_and_tun!();
-    let stand = Stand::with(
-        WorldConfig::default(),
-        GuestConfig::new("tap0").hand_made(),
-        &[],
-    );
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
-    let frames = stand.guest.frames().unwrap();
-    let send = |ttl| {
-        let datagram = datagram(4000, echo.address()).ttl(ttl);
-        let (vnet, frame) = datagram.payload(b"hello").build();
-        stand.guest.inject(vnet, &frame).unwrap();
-        let answer = frames.wait_for(WAIT, |frame| {
-            frame.packet().is_some_and(|packet| packet.protocol != 2)
-        });
-        let answer = answer.expect("an answer");
-        let packet = answer.packet().unwrap();
-        (packet.icmp(), *packet.source.ip())
-    };
-    assert_eq!(send(64), (None, SERVER));
-    assert_eq!(send(1), (Some((11, 0)), GATEWAY));
-    assert_eq!(send(2), (None, SERVER));
-    assert_eq!(stand.dropped("ttl_expired"), 1);
-    assert_eq!(echo.datagrams(), 2);
+/// The guest's port, from which the frames of these tests are.
+pub(crate) const PORT: u16 = 4_000;
+
+/// A packet that came to the guest.
+pub(crate) struct Answer {
+    pub(crate) from: SocketAddr,
+    pub(crate) protocol: u8,
+    /// Type and code of ICMP.
+    pub(crate) icmp: Option<(u8, u8)>,
+    /// From the transport header on.
+    bytes: Vec<u8>,
 }
 
-#[test]
-fn a_smaller_uplink_clamps_mss_and_asks_for_smaller_datagrams() {
-    require_root_and_tun!();
-    let world = WorldConfig {
-        mtu: 1400,
-        ..Default::default()
-    };
-    let stand = Stand::with(world, GuestConfig::new("tap0"), &[]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
-    let capture = Capture::start(&stand.world.host, UPLINK).unwrap();
-    stand
-        .run(|| tcp::upload(server.address(), 8 << 20, 1, WAIT))
-        .unwrap();
-    stand
-        .run(|| tcp::download(server.address(), 8 << 20, 1, WAIT))
-        .unwrap();
-    let seen = capture.finish().unwrap();
-    assert_eq!(seen.sent.longest_segment_bytes, 1400);
-    assert!(seen.received.longest_segment_bytes <= 1400);
-
-    let frames = stand.guest.frames().unwrap();
-    let _echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
-    let send = |size| {
-        let datagram = datagram(4000, at(SERVER, 7));
-        let (vnet, frame) = datagram.payload(&vec![7; size]).build();
-        stand.guest.inject(vnet, &frame).unwrap();
-        frames.wait_for(WAIT, |frame| {
-            frame.packet().is_some_and(|packet| {
-                *packet.destination.ip() == GUEST
-                    && (packet.destination.port() == 4000 || packet.protocol == 1)
-            })
-        })
-    };
-    for (size, fits) in [(1372, true), (1373, false), (1372, true)] {
-        let answer = send(size).expect("an answer");
-        let packet = answer.packet().unwrap();
-        match fits {
-            true => assert_eq!(packet.protocol, 17, "{size}"),
-            false => {
-                assert_eq!(
-                    (packet.icmp(), *packet.source.ip()),
-                    (Some((3, 4)), GATEWAY)
-                );
-                assert_eq!(
-                    packet.transport()[6..8],
-                    1400u16.to_be_bytes(),
-                    "the MTU to use"
-                );
-            }
-        }
+impl Answer {
+    /// The MTU that a packet was too large for.
+    pub(crate) fn mtu(&self) -> u32 {
+        // Of IPv4 the upper half is unused, and zero.
+        u32::from_be_bytes(*self.bytes[4..].first_chunk().unwrap())
     }
 }
 
-#[test]
-fn errors_about_nobodys_flow_reach_no_guest() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+/// A guest whose frames are made here, and a port of its own that answers nothing.
+pub(crate) struct Scene {
+    pub(crate) stand: Stand,
+    pub(crate) frames: FrameTap,
+    _echo: UdpServer<IpAddr>,
+    /// The guest's at that port.
+    pub(crate) socket: UdpSocket,
+}
+
+impl Scene {
+    pub(crate) fn new(cell: Cell, world: WorldConfig) -> Self {
+        let stand = Stand::of_several(cell, world, &[], &[], &[]);
+        let _echo = echo(&stand);
+        let socket = stand
+            .run(|| UdpSocket::bind(at(cell.guest(), PORT)))
+            .unwrap();
+        let frames = stand.guest.frames().unwrap();
+        Self {
+            stand,
+            frames,
+            _echo,
+            socket,
+        }
+    }
+
+    fn datagram(&self) -> FrameBuilder {
+        let cell = self.stand.cell;
+        cell.datagram(PORT, at(cell.server(), 7))
+    }
+
+    /// Sends a frame as the guest; what comes back, besides what neighbours say to each other.
+    pub(crate) fn send(&self, frame: &FrameBuilder) -> Answer {
+        let (vnet, frame) = frame.build();
+        self.stand.guest.inject(vnet, &frame).unwrap();
+        let guest = self.stand.cell.guest();
+        let is_answer = |packet: &Packet<'_, SocketAddr>| {
+            let is_of_neighbours = (133..=137).contains(&packet.icmp().unwrap_or_default().0);
+            // Nor what is left of a stream.
+            packet.destination.ip() == guest && !is_of_neighbours && packet.protocol != 6
+        };
+        let answer = self.frames.wait_for(WAIT, |frame| {
+            frame.packet_of_either().as_ref().is_some_and(is_answer)
+        });
+        let answer = answer.expect("an answer");
+        let packet = answer.packet_of_either().unwrap();
+        Answer {
+            from: packet.source,
+            protocol: packet.protocol,
+            icmp: packet.icmp(),
+            bytes: packet.transport().to_vec(),
+        }
+    }
+
+    /// Sends a datagram of this length. Returns the MTU that is told if it is too large.
+    fn send_of(&self, ip_bytes: usize) -> Option<u32> {
+        let cell = self.stand.cell;
+        let payload = vec![7; ip_bytes - cell.headers() - 8];
+        let answer = self.send(&self.datagram().payload(&payload));
+        if answer.protocol == 17 {
+            return None;
+        }
+        let from = (answer.icmp, answer.from.ip());
+        assert_eq!(from, (Some(cell.too_large()), cell.gateway()));
+        Some(answer.mtu())
+    }
+}
+
+fn echo(stand: &Stand) -> UdpServer<IpAddr> {
+    let at = (stand.cell.server(), 7);
+    UdpServer::start(&stand.world.net, at, UdpService::Echo).unwrap()
+}
+
+fn streams(stand: &Stand) -> TcpServer<IpAddr> {
+    let at = (stand.cell.server(), 7000);
+    TcpServer::start(&stand.world.net, at, TcpService::Streams).unwrap()
+}
+
+fn a_port_unreachable_comes_through(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let closed = at(cell.server(), 9);
+    let told = stand.run(|| udp::probe(closed, b"x", WAIT)).unwrap();
+    let [_, port] = cell.unreachable();
+    assert!(
+        matches!(told, UdpOutcome::Refused(error, _) if (error.kind, error.code) == port),
+        "{told:?}"
+    );
+}
+
+fn a_spent_ttl_is_answered_by_the_gateway(cell: Cell) {
+    let scene = Scene::new(cell, WorldConfig::default());
+    let ping = FrameBuilder::ping(cell.guest(), cell.server(), 7, 1).macs(GUEST_MAC, GATEWAY_MAC);
+    let expired = (Some(cell.time_exceeded()), cell.gateway());
+    for frame in [scene.datagram(), ping] {
+        // Of a flow that is none yet, of a live one, and what has just enough.
+        let answers = [1, 64, 1, 2].map(|ttl| scene.send(&frame.clone().ttl(ttl)));
+        let [refused, passed, spent, enough] = answers;
+        for answer in [refused, spent] {
+            assert_eq!((answer.icmp, answer.from.ip()), expired);
+        }
+        for answer in [passed, enough] {
+            assert_eq!(answer.from.ip(), cell.server());
+        }
+    }
+    assert_eq!(scene.stand.dropped("ttl_expired"), 4);
+}
+
+fn a_smaller_uplink_clamps_mss_and_asks_for_smaller_datagrams(cell: Cell) {
+    let world = WorldConfig {
+        mtu: 1400,
+        ..WorldConfig::default()
+    };
+    let scene = Scene::new(cell, world);
+    transfers_of(&scene.stand, 1400);
+    for (bytes, told) in [(1400, None), (1401, Some(1400)), (1400, None)] {
+        assert_eq!(scene.send_of(bytes), told, "{bytes}");
+    }
+}
+
+/// Checks the longest packets of a stream each way.
+fn transfers_of(stand: &Stand, longest: u64) {
+    let server = streams(stand);
+    let capture = Capture::start(&stand.world.host, UPLINK).unwrap();
+    stand.run(|| {
+        tcp::upload(server.address(), 4 << 20, 1, WAIT).unwrap();
+        tcp::download(server.address(), 4 << 20, 1, WAIT).unwrap();
+    });
+    let seen = capture.finish().unwrap();
+    assert_eq!(seen.sent.longest_segment_bytes, longest);
+    assert!(seen.received.longest_segment_bytes <= longest);
+}
+
+fn errors_about_nobodys_flow_reach_no_guest(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let echo = echo(&stand);
     let answered = stand
         .run(|| udp::probe(echo.address(), b"x", WAIT))
         .unwrap();
     assert!(matches!(answered, UdpOutcome::Answered(_)));
-    let nat = stand.flow_to(echo.address()).nat;
-    let nat: std::net::SocketAddrV4 = nat.parse().unwrap();
+    let nat: SocketAddr = stand.flow_to(echo.address()).nat.parse().unwrap();
     let frames = stand.guest.frames().unwrap();
+    let [host, _] = cell.unreachable();
     // An error from the world, by a raw socket there, that quotes a packet from `source`.
-    let report = |source| {
+    let report = |source: SocketAddr| {
         let quoted = FrameBuilder::udp(source, echo.address())
             .payload(b"x")
             .build_ip();
-        let error = FrameBuilder::icmp(SERVER, *nat.ip(), 3, 1, [0; 4])
+        let error = FrameBuilder::icmp(cell.server(), nat.ip(), host.0, host.1, [0; 4])
             .payload(&quoted)
             .build_ip();
-        stand.world.net.run(|| send_raw(*nat.ip(), &error[20..]));
+        let message = &error[cell.headers()..];
+        stand.world.net.run(|| send_raw(nat.ip(), message));
         frames.wait_for(BRIEFLY, |frame| {
             frame
-                .packet()
-                .is_some_and(|packet| packet.icmp() == Some((3, 1)))
+                .packet_of_either()
+                .is_some_and(|packet| packet.icmp() == Some(host))
         })
     };
-    assert!(report(at(*nat.ip(), nat.port() ^ 1)).is_none());
+    assert!(report(at(nat.ip(), nat.port() ^ 1)).is_none());
     let mine = report(nat).expect("the error about our flow");
-    let packet = mine.packet().unwrap();
+    let packet = mine.packet_of_either().unwrap();
     assert!(packet.checksums_are_right(&mine.vnet));
-    let quoted = slipgate_testbed::frame::Packet::parse_ip(packet.payload()).unwrap();
+    let quoted = Packet::of_ip(packet.payload()).unwrap();
     assert_eq!(
-        *quoted.source.ip(),
-        GUEST,
+        quoted.source.ip(),
+        cell.guest(),
         "the quoted packet is the guest's own"
     );
-    std::thread::sleep(Duration::from_millis(1));
 }
 
-/// Sends an ICMP message from a namespace's own address.
-pub(crate) fn send_raw(to: Ipv4Addr, message: &[u8]) {
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-    // SAFETY: socket takes numbers; the result is checked before it is owned.
-    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP) };
-    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: a fresh descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: sockaddr_in is plain data, for which zeroes are valid.
-    let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
-    address.sin_family = libc::AF_INET as u16;
-    address.sin_addr.s_addr = u32::from_ne_bytes(to.octets());
-    // SAFETY: message and address are readable for the lengths given.
-    let sent = unsafe {
-        libc::sendto(
-            socket.as_raw_fd(),
-            message.as_ptr().cast(),
-            message.len(),
-            0,
-            (&raw const address).cast(),
-            size_of_val(&address) as u32,
-        )
+/// Sends an ICMP message, of the family of the address, from a namespace's own address.
+pub(crate) fn send_raw(to: impl Into<IpAddr>, message: &[u8]) {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    let to = to.into();
+    let (domain, protocol) = match to {
+        IpAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_ICMP),
+        IpAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_ICMPV6),
     };
-    assert_eq!(sent, message.len() as isize);
+    // SAFETY: socket takes numbers; the result is checked before it is owned.
+    let fd = unsafe { libc::socket(domain, libc::SOCK_RAW, protocol) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: a fresh descriptor that nothing else owns. Sending is the same call for all sockets.
+    let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    assert_eq!(socket.send_to(message, (to, 0)).unwrap(), message.len());
 }
 
-/// The default route of a namespace, as `ip route change` takes it.
-fn default_route(host: &NetNs) -> String {
-    let shown = host.ip("route show default").unwrap();
+/// Gives the host's default route of the cell's family this MTU.
+fn set_route(stand: &Stand, mtu: &str) {
+    let host = &stand.world.host;
+    let family = if stand.cell.is_ipv6() { "-6" } else { "-4" };
+    let shown = host.ip(&format!("{family} route show default")).unwrap();
     let route = shown.lines().next().expect("a default route");
-    route.trim().to_owned()
+    let route = route.split(" mtu").next().unwrap().trim();
+    host.ip(&format!("{family} route change {route} {mtu}"))
+        .unwrap();
+    // The broker hears of it, and the engine of the broker.
+    std::thread::sleep(BRIEFLY);
 }
 
 /// As a router's next hop behind a tunnel has it: the link says 1,500, the route less. The guest is
 /// told of what it may send, and peers by the MSS; and again when the route changes.
-#[test]
-fn a_route_s_mtu_is_told_like_a_link_s_and_followed_when_it_changes() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let host = &stand.world.host;
-    let default = default_route(host);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
-    for (mtu, largest) in [("mtu 1300", 1300), ("mtu lock 1200", 1200)] {
-        host.ip(&format!("route change {default} {mtu}")).unwrap();
-        // The broker hears of it, and the engine of the broker.
-        std::thread::sleep(BRIEFLY);
-        let capture = Capture::start(host, UPLINK).unwrap();
-        stand
-            .run(|| tcp::upload(server.address(), 4 << 20, 1, WAIT))
-            .unwrap_or_else(|error| panic!("{mtu:?}: {error}"));
-        stand
-            .run(|| tcp::download(server.address(), 4 << 20, 1, WAIT))
-            .unwrap_or_else(|error| panic!("{mtu:?}: {error}"));
-        let seen = capture.finish().unwrap();
-        assert_eq!(seen.sent.longest_segment_bytes, largest, "{mtu:?}");
-        assert!(seen.received.longest_segment_bytes <= largest, "{mtu:?}");
+fn a_route_s_mtu_is_told_like_a_link_s_and_followed_when_it_changes(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let locked = if cell.is_ipv6() { 1290 } else { 1200 };
+    for (mtu, longest) in [
+        ("mtu 1300".to_owned(), 1300),
+        (format!("mtu lock {locked}"), locked),
+    ] {
+        set_route(&stand, &mtu);
+        transfers_of(&stand, longest);
     }
 }
 
-/// A connection that is open when the route's MTU falls goes on in smaller segments.
-#[test]
-fn a_route_s_mtu_that_falls_does_not_hang_what_is_open() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let host = &stand.world.host;
-    let default = default_route(host);
-    let frames = stand.guest.frames().unwrap();
-    let _echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
-    let send = |size| {
-        let datagram = datagram(4000, at(SERVER, 7));
-        let (vnet, frame) = datagram.payload(&vec![7; size]).build();
-        stand.guest.inject(vnet, &frame).unwrap();
-        let answer = frames.wait_for(WAIT, |frame| {
-            frame.packet().is_some_and(|packet| {
-                *packet.destination.ip() == GUEST
-                    && (packet.destination.port() == 4000 || packet.protocol == 1)
-            })
-        });
-        let answer = answer.expect("an answer");
-        let packet = answer.packet().unwrap();
-        let told = packet.transport()[6..8].try_into().unwrap();
-        (packet.protocol == 1).then(|| (packet.icmp(), u16::from_be_bytes(told)))
-    };
+/// A flow that is open when the route's MTU falls goes on in smaller packets.
+fn a_route_s_mtu_that_falls_does_not_hang_what_is_open(cell: Cell) {
+    let scene = Scene::new(cell, WorldConfig::default());
     // One flow, opened before.
-    assert_eq!(send(1400), None);
-    host.ip(&format!("route change {default} mtu 1300"))
-        .unwrap();
-    std::thread::sleep(BRIEFLY);
-    assert_eq!(send(1272), None);
-    assert_eq!(send(1273), Some((Some((3, 4)), 1300)));
-    host.ip(&format!("route change {default}")).unwrap();
-    std::thread::sleep(BRIEFLY);
-    assert_eq!(send(1400), None);
+    assert_eq!(scene.send_of(1_428), None);
+    set_route(&scene.stand, "mtu 1300");
+    assert_eq!(scene.send_of(1_300), None);
+    assert_eq!(scene.send_of(1_301), Some(1_300));
+    set_route(&scene.stand, "");
+    assert_eq!(scene.send_of(1_428), None);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{SocketAddrV4, UdpSocket},
+    net::{IpAddr, SocketAddr, SocketAddrV4, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -15,9 +15,19 @@ use slipgate_testbed::{
     slipgate::FlowRow,
     streams::Receipt,
     world::{HOST, SERVER, SERVER_2},
+    world_ipv6::{HOST6, SERVER6, SERVER6_2},
 };
 
-use crate::{BRIEFLY, GUEST, Stand, WAIT, at, eventually, stand::counts};
+use crate::{
+    BRIEFLY, Cell, GUEST, Stand, WAIT, at, eventually,
+    matrix::{cells, matrix},
+    stand::counts,
+};
+
+matrix! {
+    guests_of_one_host_punch_a_hole_to_each_other: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+}
 
 const EIM_PORTS: &str = "20000-20999";
 const BYTES: u64 = 32 << 20;
@@ -35,15 +45,23 @@ impl Pair {
     }
 
     fn with(policy: &str, more: &[&str]) -> Pair {
+        Self::of(cells::hybrid_ipv4, policy, more)
+    }
+
+    fn of(cell: Cell, policy: &str, more: &[&str]) -> Pair {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), policy).unwrap();
         let path = file.path().to_str().unwrap();
         let mut args = vec!["--policy", path, "--eim-ports", EIM_PORTS];
         args.extend(more);
-        let (one, other) = (GuestConfig::new("tap0"), GuestConfig::new("tap1"));
-        let stand = Stand::beside(WorldConfig::default(), one, &[other], &args);
+        let world = WorldConfig::default();
+        let stand = Stand::of_several(cell, world, &[], &[GuestConfig::new("tap1")], &args);
+        let servers: [IpAddr; 2] = [
+            cell.family.choose(SERVER, SERVER6),
+            cell.family.choose(SERVER_2, SERVER6_2),
+        ];
         let (net, ports) = (&stand.world.net, [3_478, 3_479]);
-        let server = StunServer::start(net, [SERVER, SERVER_2], ports).unwrap();
+        let server = StunServer::start(net, servers, ports).unwrap();
         Pair {
             stand,
             server,
@@ -56,7 +74,7 @@ impl Pair {
     }
 
     /// A socket of each guest, and its address as the server saw it.
-    fn ends(&self) -> [(UdpSocket, SocketAddrV4); 2] {
+    fn ends(&self) -> [(UdpSocket, SocketAddr); 2] {
         let server = self.server.address();
         self.guests().map(|guest| {
             let (socket, response) = guest.run(|| stun::bind(server, BRIEFLY)).unwrap();
@@ -69,7 +87,7 @@ impl Pair {
 
     /// Has each socket send to the other's address until each has received. Returns whether both
     /// have within this time.
-    fn punch(&self, ends: &[(UdpSocket, SocketAddrV4); 2], patience: Duration) -> bool {
+    fn punch(&self, ends: &[(UdpSocket, SocketAddr); 2], patience: Duration) -> bool {
         // What was sent before may still wait in a socket.
         let payload = format!("{:?}", Instant::now());
         let mut buffer = [0; 128];
@@ -81,7 +99,7 @@ impl Pair {
                 let _ = socket.send_to(payload.as_bytes(), theirs);
                 while let Ok((len, from)) = socket.recv_from(&mut buffer) {
                     let is_new = buffer[..len] == *payload.as_bytes();
-                    received[at] |= is_new && from == theirs.into();
+                    received[at] |= is_new && from == theirs;
                     if is_new {
                         break;
                     }
@@ -91,7 +109,8 @@ impl Pair {
         received == [true; 2]
     }
 
-    fn flow(&self, vm: &str, remote: SocketAddrV4) -> FlowRow {
+    fn flow(&self, vm: &str, remote: impl Into<SocketAddr>) -> FlowRow {
+        let remote = remote.into();
         let mut flows = self.stand.flows_to(remote);
         flows.retain(|flow| flow.vm == vm);
         assert_eq!(flows.len(), 1, "flows of {vm} to {remote}: {flows:?}");
@@ -107,15 +126,14 @@ fn asking_for(filtering: &str) -> String {
     )
 }
 
-#[test]
-fn guests_of_one_host_punch_a_hole_to_each_other() {
-    require_root_and_tun!();
+fn guests_of_one_host_punch_a_hole_to_each_other(cell: Cell) {
+    let host = cell.family.choose(HOST, HOST6);
     for filtering in ["address-and-port-dependent", "endpoint-independent"] {
-        let pair = Pair::new(&asking_for(filtering));
+        let pair = Pair::of(cell, &asking_for(filtering), &[]);
         let ends = pair.ends();
         assert!(pair.punch(&ends, WAIT), "{filtering}");
         let [one, other] = [ends[0].1, ends[1].1];
-        assert_eq!((*one.ip(), *other.ip()), (HOST, HOST));
+        assert_eq!([one.ip(), other.ip()], [host; 2]);
         let flow = pair.flow("tap0", other);
         assert_eq!(flow.nat, one.to_string());
         assert_eq!(flow.path, "hairpin");
@@ -127,7 +145,7 @@ fn guests_of_one_host_punch_a_hole_to_each_other() {
     }
     let off = asking_for("endpoint-independent") + "hairpin = false\n";
     let off = off.replace("[nat.tcp]", "hairpin = false\n[nat.tcp]");
-    let pair = Pair::new(&off);
+    let pair = Pair::of(cell, &off, &[]);
     let ends = pair.ends();
     assert!(!pair.punch(&ends, 2 * BRIEFLY));
     assert!(pair.stand.refused("protected") > 0);
@@ -162,11 +180,7 @@ fn a_connection_between_guests_is_counted_as_both_saw_it() {
         let theirs = pair.flow("tap1", nat);
         assert_eq!([&flow.path, &theirs.path], ["hairpin"; 2]);
         assert_eq!(theirs.direction, "inbound");
-        let key = |source, destination| FlowKey {
-            protocol: 6,
-            source,
-            destination,
-        };
+        let key = |source: SocketAddrV4, destination| FlowKey::tcp(source, destination);
         let inside = key(flow.guest.parse().unwrap(), mapped);
         let there = key(theirs.guest.parse().unwrap(), nat);
         let of = |counts: slipgate_testbed::accounting::Counts| (counts.packets, counts.bytes);
@@ -199,7 +213,7 @@ fn a_guest_reaches_itself_and_a_forward_by_the_external_address() {
     socket.set_read_timeout(Some(WAIT)).unwrap();
     socket.send_to(b"loop", mapped).unwrap();
     let (len, from) = socket.recv_from(&mut [0; 16]).unwrap();
-    assert_eq!((len, from), (4, mapped.into()));
+    assert_eq!((len, from), (4, mapped));
     let flow = pair.flow("tap0", mapped);
     assert_eq!(counts(&flow), [(1, 32), (1, 32)]);
     // A port of the host's that leads to no guest stays the host's.

@@ -1,6 +1,7 @@
 //! Others' programs at slipgate's hooks: noticed, said, and the place taken back.
 
 use std::{
+    io::ErrorKind,
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
@@ -59,6 +60,12 @@ fn who_comes_in_front_is_noticed_and_the_place_taken_back() {
         let answer = guest.run(|| udp::probe(echo.address(), b"x", BRIEFLY));
         matches!(answer, Ok(UdpOutcome::Answered(_)))
     };
+    // The reader of its stderr may be a moment behind.
+    let says = |words: &str| {
+        crate::eventually(words, || {
+            stand.daemon.stderr().contains(words).then_some(())
+        })
+    };
     let displaced = || stand.ask("GET", "/v1/health", None).1["displaced"].clone();
     crate::eventually("the guest is served", || answers().then_some(()));
     assert_eq!(displaced(), json!([]));
@@ -69,20 +76,23 @@ fn who_comes_in_front_is_noticed_and_the_place_taken_back() {
             .find(|pin| pin.ends_with("engine_port"))
             .unwrap(),
     );
-    let come =
-        |device: &str| -> OwnedFd { tcx::attach_in_front(&world.host, device, &theirs).unwrap() };
+    // It is there until the last copy of a former link is closed: a child that another test forks has
+    // one until its `exec`.
+    let come = |device: &str| -> OwnedFd {
+        crate::eventually("their program comes", || {
+            match tcx::attach_in_front(&world.host, device, &theirs) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
+                link => Some(link.unwrap()),
+            }
+        })
+    };
     let link = come(UPLINK);
     assert!(!answers());
     within_a_look("the uplink's place is taken back", || {
         answers().then_some(())
     });
-    let log = stand.daemon.stderr();
-    assert!(
-        log.contains(&format!(
-            "{UPLINK}: slipgate's program runs behind the tcx program"
-        )),
-        "{log}"
-    );
+    let behind = format!("{UPLINK}: slipgate's program runs behind the tcx program");
+    says(&behind);
     crate::eventually("it is said", || (displaced() == json!([])).then_some(()));
     guest
         .run(|| tcp::download(stream.address(), 4 << 20, 1, WAIT))
@@ -113,11 +123,7 @@ fn who_comes_in_front_is_noticed_and_the_place_taken_back() {
     tc.arg(&theirs);
     world.host.output(tc).unwrap();
     crate::eventually("the TAP's place is taken back", || answers().then_some(()));
-    let log = stand.daemon.stderr();
-    assert!(
-        log.contains("runs behind the tc filter bpf with pref 1"),
-        "{log}"
-    );
+    says("runs behind the tc filter bpf with pref 1");
     // A qdisc that somebody removes takes slipgate's filters along.
     let mut tc = std::process::Command::new("tc");
     tc.args("qdisc del dev tap0 clsact".split(' '));

@@ -115,7 +115,7 @@ fn masqueraded_clients_and_guests_that_take_every_port_live_beside_each_other() 
     }
 }
 
-/// What the refusal is for: sharing breaks the client's connections.
+/// The reason for the refusal: sharing breaks the client's connections.
 #[test]
 fn an_address_is_not_shared_with_masquerading_to_the_same_ports_unless_asked() {
     require_root_and_tun!();

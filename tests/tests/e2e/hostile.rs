@@ -1,93 +1,111 @@
 //! Invalid frames: each is dropped and counted by its reason, and the guest's valid traffic
 //! continues.
 
-use std::time::Duration;
+use std::net::IpAddr;
 
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig,
+    Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp,
     frame::{BROADCAST, Checksum, FrameBuilder},
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     tap::VnetHdr,
-    world::{SERVER, SERVER_2, UPLINK},
+    world::{SERVER, UPLINK},
 };
 
-use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, at, datagram, eventually};
+use crate::{
+    Cell, GATEWAY_MAC, GUEST_MAC, Stand, WAIT, datagram, eventually,
+    matrix::{at, matrix},
+};
 
-fn udp(port: u16) -> FrameBuilder {
-    datagram(port, at(SERVER, 7))
+matrix! {
+    each_hostile_frame_is_dropped_under_its_own_reason: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    every_injected_packet_is_counted_exactly_once: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
-#[test]
-fn each_hostile_frame_is_dropped_under_its_own_reason() {
-    require_root_and_tun!();
-    let stand = Stand::with(WorldConfig::default(), GuestConfig::new("tap0"), &[]);
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
-    let toward = |frame: FrameBuilder| frame.macs(GUEST_MAC, GATEWAY_MAC).payload(b"x");
-    let spoofed = toward(FrameBuilder::udp("10.0.2.77:5000", at(SERVER, 7)));
-    let bomb = toward(FrameBuilder::tcp(at(GUEST, 5000), at(SERVER, 7000)))
-        .payload(&[1; 4000])
-        .gso(8);
-    let late = toward(FrameBuilder::tcp(at(GUEST, 5001), at(SERVER, 7000)));
+type Frame = (VnetHdr, Vec<u8>);
+
+fn toward(frame: FrameBuilder) -> FrameBuilder {
+    frame.macs(GUEST_MAC, GATEWAY_MAC).payload(b"x")
+}
+
+/// A datagram from an address that is not the guest's.
+fn spoofed(cell: Cell) -> FrameBuilder {
+    let text = if cell.is_ipv6() {
+        "2001:db8:77::7"
+    } else {
+        "10.0.2.77"
+    };
+    let source: IpAddr = text.parse().unwrap();
+    toward(FrameBuilder::udp(at(source, 5000), at(cell.server(), 7)))
+}
+
+/// A segment of no connection.
+fn late(cell: Cell) -> FrameBuilder {
+    let (from, to) = (at(cell.guest(), 5001), at(cell.server(), 7000));
+    toward(FrameBuilder::tcp(from, to))
+}
+
+/// A frame that is nothing but these bytes behind the MAC addresses.
+fn bare(bytes: &[u8]) -> Frame {
+    let mut frame = [&GATEWAY_MAC[..], &GUEST_MAC, bytes].concat();
+    frame.resize(70, 0);
+    (VnetHdr::default(), frame)
+}
+
+/// Frames, each with the reason for which it is dropped.
+fn hostile(cell: Cell) -> Vec<(&'static str, Frame)> {
+    let udp = |port| cell.datagram(port, at(cell.server(), 7));
     let broken = {
         let (vnet, mut frame) = udp(5002).payload(&[0; 200]).build();
         // The IP header says more than came.
         frame.truncate(100);
         (vnet, frame)
     };
-    let ipv6 = {
-        let mut frame = [GATEWAY_MAC, GUEST_MAC].concat();
-        frame.extend_from_slice(&[0x86, 0xdd, 0x60]);
-        frame.resize(70, 0);
-        (VnetHdr::default(), frame)
-    };
-    let strange = {
-        let mut frame = [GATEWAY_MAC, GUEST_MAC].concat();
-        frame.extend_from_slice(&[0x88, 0xb5]);
-        frame.resize(64, 0);
-        (VnetHdr::default(), frame)
-    };
-    let cases = [
+    let strange = FrameBuilder::ip(cell.guest(), cell.server(), 47);
+    let mut cases = vec![
         ("group", udp(5006).macs(GUEST_MAC, BROADCAST).build()),
         ("tagged", udp(5003).vlan(7).build()),
-        ("spoofed", spoofed.build()),
+        ("spoofed", spoofed(cell).build()),
         ("malformed", broken),
-        ("ipv6", ipv6),
-        ("ether_type", strange),
-        (
-            "fragment",
-            udp(5004)
-                .macs(GUEST_MAC, BROADCAST)
-                .fragment(0, true)
-                .build(),
-        ),
-        (
-            "ip_options",
-            udp(5005).ip_options(&[7, 7, 4, 0, 0, 0, 0]).build(),
-        ),
-        (
-            "ip_protocol",
-            toward(FrameBuilder::ip(GUEST, SERVER, 47)).build(),
-        ),
-        ("gso_bomb", bomb.build()),
-        ("no_flow", late.build()),
+        ("ether_type", bare(&[0x88, 0xb5])),
+        ("ip_protocol", toward(strange).build()),
+        ("no_flow", late(cell).build()),
     ];
-    for (reason, (vnet, frame)) in cases {
+    if !cell.is_ipv6() {
+        let fragment = udp(5004).macs(GUEST_MAC, BROADCAST).fragment(0, true);
+        let options = udp(5005).ip_options(&[7, 7, 4, 0, 0, 0, 0]);
+        cases.extend([
+            // Of a VM that has none.
+            ("ipv6", bare(&[0x86, 0xdd, 0x60])),
+            ("fragment", fragment.build()),
+            ("ip_options", options.build()),
+        ]);
+    }
+    // The stream socket has no offloads.
+    if cell.is_hybrid() {
+        let (from, to) = (at(cell.guest(), 5000), at(cell.server(), 7000));
+        let bomb = toward(FrameBuilder::tcp(from, to)).payload(&[1; 4000]);
+        cases.push(("gso_bomb", bomb.gso(8).build()));
+    }
+    cases
+}
+
+fn each_hostile_frame_is_dropped_under_its_own_reason(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let (net, server) = (&stand.world.net, cell.server());
+    let echo = UdpServer::start(net, (server, 7), UdpService::Echo).unwrap();
+    let server = TcpServer::start(net, (server, 7000), TcpService::Streams).unwrap();
+    for (reason, (vnet, frame)) in hostile(cell) {
         let before = stand.dropped(reason);
         stand.guest.inject(vnet, &frame).unwrap();
-        let mut drops = serde_json::Value::Null;
-        let counted = (0..100).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            drops = stand.total()["drops"].take();
-            drops[reason]["packets"].as_u64().unwrap_or(0) > before
+        eventually(&format!("a drop counted as {reason}"), || {
+            (stand.dropped(reason) > before).then_some(())
         });
-        assert!(counted, "a drop counted as {reason}: {drops}");
     }
     assert_eq!(echo.datagrams(), 0, "none of it reached the world");
     assert_eq!(server.accepted(), 0);
-    let (vnet, frame) = udp(5010).build();
+    let (vnet, frame) = cell.datagram(5010, echo.address()).build();
     stand.guest.inject(vnet, &frame).unwrap();
     eventually("the honest datagram", || {
         (echo.datagrams() == 1).then_some(())
@@ -97,16 +115,13 @@ fn each_hostile_frame_is_dropped_under_its_own_reason() {
         .unwrap();
 }
 
-#[test]
-fn every_injected_packet_is_counted_exactly_once() {
-    require_root_and_tun!();
-    let guest = GuestConfig::new("tap0").hand_made();
-    let stand = Stand::with(WorldConfig::default(), guest, &["--deny", "203.0.113.20"]);
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Sink).unwrap();
-    let denied = |port| datagram(port, at(SERVER_2, 7));
-    let toward = |frame: FrameBuilder| frame.macs(GUEST_MAC, GATEWAY_MAC).payload(b"x");
-    let spoofed = toward(FrameBuilder::udp("10.0.2.77:5000", at(SERVER, 7)));
-    let late = toward(FrameBuilder::tcp(at(GUEST, 5001), at(SERVER, 7000)));
+fn every_injected_packet_is_counted_exactly_once(cell: Cell) {
+    let denied = cell.server_2().to_string();
+    let stand = Stand::of_hand_made(cell, &["--deny", &denied]);
+    let to = (cell.server(), 7);
+    let echo = UdpServer::start(&stand.world.net, to, UdpService::Sink).unwrap();
+    let udp = |port| cell.datagram(port, echo.address());
+    let denied = |port| cell.datagram(port, at(cell.server_2(), 7));
     let (mut packets, mut bytes) = (0, 0);
     let mut inject = |frame: &FrameBuilder| {
         bytes += frame.build_ip().len() as u64;
@@ -118,8 +133,8 @@ fn every_injected_packet_is_counted_exactly_once() {
         inject(&udp(6000 + round % 7).checksum(Checksum::Partial));
         inject(&udp(6000 + round % 7));
         inject(&denied(6100 + round));
-        inject(&spoofed);
-        inject(&late);
+        inject(&spoofed(cell));
+        inject(&late(cell));
     }
     eventually("100 datagrams at the server", || {
         (echo.datagrams() == 100).then_some(())
@@ -159,7 +174,7 @@ fn a_guest_with_another_mac_than_its_vm_s_is_named_with_both() {
     let slipgate = Slipgate::attach(&world.host, &PinDir::new().unwrap(), &args).unwrap();
     let why = || slipgate.why("a", "203.0.113.10:7", "udp").unwrap();
     assert!(!why().1.contains("MAC"));
-    let (vnet, frame) = udp(5000).build();
+    let (vnet, frame) = datagram(5000, crate::at(SERVER, 7)).build();
     guest.inject(vnet, &frame).unwrap();
     let both = "frames come from MAC 52:54:00:12:34:56, but the VM is configured with \
                 02:00:00:00:00:77";

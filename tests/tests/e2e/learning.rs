@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::Read as _,
-    net::Ipv4Addr,
+    net::{IpAddr, SocketAddr},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
 };
@@ -18,13 +18,27 @@ use slipgate_testbed::{
         dns,
         tcp::{self, EchoSession},
     },
+    dns_wire::Record,
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     slipgate::binary,
-    world::{SERVER, SERVER_2},
+    world::SERVER,
 };
 
-use crate::{DNS, GATEWAY, Stand, WAIT, at, eventually};
+use crate::{
+    Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix},
+};
+
+matrix! {
+    what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
+    nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
+    a_vm_that_was_open_when_slipgate_died_is_closed_by_the_next_start: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
+    no_flow_is_too_short_to_be_seen_and_those_that_live_are: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 const REFUSED: u8 = 5;
 const PORT: u16 = 7000;
@@ -41,9 +55,8 @@ impl Learn {
     }
 
     fn of(stand: &Stand, vm: &str, args: &[&str]) -> Learn {
-        let mut command = Command::new(binary().unwrap());
-        command.args(["policy", "learn", vm, "--pin-dir"]);
-        command.arg(stand.slipgate.pins().path()).args(args);
+        let all = [&["policy", "learn", vm], args].concat();
+        let mut command = stand.slipgate.command(&all).unwrap();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = stand.world.host.spawn(command).unwrap();
         let said = Arc::new(Mutex::new(String::new()));
@@ -81,21 +94,24 @@ impl Learn {
 }
 
 fn resolver(stand: &Stand) -> DnsServer {
+    let first = Answer::address(stand.cell.server(), 300);
+    let second = Answer::address(stand.cell.server_2(), 300);
     let zone = Zone::from([
-        ("one.example.test".into(), Answer::a(SERVER, 300)),
-        ("two.example.test".into(), Answer::a(SERVER_2, 300)),
-        ("other.example.test".into(), Answer::a(SERVER_2, 300)),
-        ("evil.test".into(), Answer::a(SERVER_2, 300)),
+        ("one.example.test".into(), first),
+        ("two.example.test".into(), second.clone()),
+        ("other.example.test".into(), second.clone()),
+        ("evil.test".into(), second),
     ]);
+    // Slipgate's own resolver is of IPv4, whatever the guest is.
     DnsServer::start(&stand.world.net, (SERVER, 53), zone).unwrap()
 }
 
 /// The code, and the address.
-fn ask(stand: &Stand, name: &str) -> (u8, Vec<Ipv4Addr>) {
-    let found = stand
-        .run(|| dns::query_udp(at(DNS, 53), name, WAIT))
-        .unwrap();
-    (found.reply.code, found.addresses())
+fn ask(stand: &Stand, name: &str) -> (u8, Vec<IpAddr>) {
+    let (question, server) = (stand.cell.question(name), at(stand.cell.dns(), 53));
+    let found = stand.run(|| dns::ask_udp(server, &question, WAIT)).unwrap();
+    let ips = found.reply.records.iter().filter_map(Record::ip);
+    (found.reply.code, ips.collect())
 }
 
 /// Asks for a name and says hello to it; the connection.
@@ -108,13 +124,15 @@ fn visit(stand: &Stand, name: &str) -> std::net::TcpStream {
 }
 
 fn is_open(stand: &Stand) -> bool {
-    let to = format!("{SERVER}:{PORT}");
+    is_open_to(stand, at(stand.cell.server(), PORT))
+}
+
+fn is_open_to(stand: &Stand, to: SocketAddr) -> bool {
+    let to = to.to_string();
     stand.slipgate.why("tap0", &to, "tcp").unwrap().0
 }
 
-#[test]
-fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
-    require_root_and_tun!();
+fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else(cell: Cell) {
     let resolvers = SERVER.to_string();
     let args = [
         "--dns",
@@ -124,9 +142,9 @@ fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
         "--deny",
         "evil.test",
     ];
-    let stand = Stand::new(&args);
+    let stand = Stand::of(cell, &args);
     let _resolver = resolver(&stand);
-    let servers = [SERVER, SERVER_2].map(|address| {
+    let servers = [cell.server(), cell.server_2()].map(|address| {
         TcpServer::start(&stand.world.net, (address, PORT), TcpService::Hold).unwrap()
     });
     assert!(!is_open(&stand));
@@ -139,8 +157,11 @@ fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
     let mut lives = visit(&stand, "two.example.test");
     // What is denied on purpose stays so, and so does protected space.
     assert_eq!(ask(&stand, "evil.test").0, REFUSED);
-    let why = stand.slipgate.why("tap0", "169.254.169.254:80", "tcp");
-    assert!(!why.unwrap().0);
+    let metadata = match cell.is_ipv6() {
+        true => "[fd00:ec2::254]:80",
+        false => "169.254.169.254:80",
+    };
+    assert!(!is_open_to(&stand, metadata.parse().unwrap()));
     // Who wants it open as well is told; it stays open when a policy is applied.
     let error = stand
         .slipgate
@@ -152,7 +173,7 @@ fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
     learn.kill(Signal::SIGINT);
     let (status, learnt) = learn.end();
     assert_eq!(status.code(), Some(0));
-    let expected = "# The least policy for what was seen of tap0: 2 flows, 2 rules.\n\
+    let expected = "# The least policy for the recorded flows of tap0: 2 flows, 2 rules.\n\
                     default = \"deny\"\n\
                     rules = [\n  \
                       { allow = \"one.example.test:7000/tcp\" }, # 1 flow\n  \
@@ -182,7 +203,7 @@ fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else() {
     drop(visit(&stand, "two.example.test"));
     assert_eq!(ask(&stand, "other.example.test").0, REFUSED);
     stand
-        .run(|| tcp::expect_refused(at(SERVER_2, PORT + 1)))
+        .run(|| tcp::expect_refused(at(cell.server_2(), PORT + 1)))
         .unwrap();
 }
 
@@ -215,7 +236,7 @@ fn a_vm_is_closed_again_when_the_engine_dies_while_it_is_open() {
     let learn = Learn::start(&stand, &["--open"]);
     let mut stream = stand.run(|| tcp::connect(at(SERVER, PORT), WAIT)).unwrap();
     stand.slipgate.kill_engine().unwrap();
-    stand.says("there is an engine again");
+    stand.says("a new engine serves");
     learn.end();
     eventually("it is closed", || (!is_open(&stand)).then_some(()));
     stream.set_read_timeout(Some(WAIT)).unwrap();
@@ -228,7 +249,7 @@ fn a_vm_is_closed_again_when_the_engine_dies_while_it_is_open() {
 /// leads to the host's loopback; and the guest's flows while it is open.
 struct Scene {
     stand: Stand,
-    _servers: Vec<TcpServer>,
+    _servers: Vec<TcpServer<IpAddr>>,
     _dir: tempfile::TempDir,
 }
 
@@ -236,22 +257,28 @@ const INSPECTED: u16 = PORT + 1;
 const OTHER: u16 = PORT + 2;
 
 impl Scene {
-    fn new() -> Scene {
+    fn new(cell: Cell) -> Scene {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("own.toml");
+        let [own, inspected, gateway] = [
+            (cell.server(), PORT),
+            (cell.server(), INSPECTED),
+            (cell.gateway(), PORT),
+        ]
+        .map(|(address, port)| at(address, port));
         let own = format!(
-            "default = \"deny\"\non_reload = \"keep\"\nrules = [{{ allow = \"{SERVER}:{PORT}\" }}, \
-             {{ inspect = [\"{SERVER}:{INSPECTED}\", \"{GATEWAY}:{PORT}\"] }}]\n\
+            "default = \"deny\"\non_reload = \"keep\"\nrules = [{{ allow = \"{own}\" }}, \
+             {{ inspect = [\"{inspected}\", \"{gateway}\"] }}]\n\
              [host_loopback]\nports = [{PORT}]\n"
         );
         fs::write(&file, own).unwrap();
-        let stand = Stand::new(&["--policy", file.to_str().unwrap()]);
+        let stand = Stand::of(cell, &["--policy", file.to_str().unwrap()]);
         let echo = |namespace, address, port| {
             TcpServer::start(namespace, (address, port), TcpService::Echo).unwrap()
         };
         let (net, host) = (&stand.world.net, &stand.world.host);
-        let mut servers = vec![echo(host, Ipv4Addr::LOCALHOST, PORT)];
-        servers.extend([PORT, INSPECTED, OTHER].map(|port| echo(net, SERVER, port)));
+        let mut servers = vec![echo(host, cell.loopback(), PORT)];
+        servers.extend([PORT, INSPECTED, OTHER].map(|port| echo(net, cell.server(), port)));
         Scene {
             stand,
             _servers: servers,
@@ -271,9 +298,11 @@ impl Scene {
                 .unwrap();
             stream
         };
-        let others = [(SERVER, INSPECTED), (SERVER, OTHER), (GATEWAY, PORT)];
+        let cell = self.stand.cell;
+        let (server, gateway) = (cell.server(), cell.gateway());
+        let others = [(server, INSPECTED), (server, OTHER), (gateway, PORT)];
         let others = others.map(|(address, port)| visit(address, port));
-        (visit(SERVER, PORT), others)
+        (visit(server, PORT), others)
     }
 
     fn is_closed(&self, (own, others): (std::net::TcpStream, [std::net::TcpStream; 3])) {
@@ -283,25 +312,23 @@ impl Scene {
         };
         assert!(round(own), "its own policy lets it go on");
         assert_eq!(others.map(round), [false; 3]);
-        let to = format!("{SERVER}:{OTHER}");
-        assert!(!self.stand.slipgate.why("tap0", &to, "tcp").unwrap().0);
+        assert!(!self.is_open());
+    }
+
+    fn is_open(&self) -> bool {
+        is_open_to(&self.stand, at(self.stand.cell.server(), OTHER))
     }
 }
 
-#[test]
-fn nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects() {
-    require_root_and_tun!();
-    let scene = Scene::new();
+fn nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects(cell: Cell) {
+    let scene = Scene::new(cell);
     let learn = Learn::start(&scene.stand, &["--open"]);
     let visited = scene.visit();
     // No change of what is in force while it is open closes it, or keeps it open.
     scene.stand.slipgate.run(&["policy", "apply"]).unwrap();
     scene.stand.slipgate.run(&["freeze", "tap0"]).unwrap();
     learn.kill(Signal::SIGKILL);
-    let to = format!("{SERVER}:{OTHER}");
-    eventually("it is closed", || {
-        (!scene.stand.slipgate.why("tap0", &to, "tcp").unwrap().0).then_some(())
-    });
+    eventually("it is closed", || (!scene.is_open()).then_some(()));
     scene.stand.slipgate.run(&["thaw", "tap0"]).unwrap();
     scene.is_closed(visited);
     learn.end();
@@ -340,10 +367,8 @@ fn of_two_vms_that_are_open_each_is_closed_by_itself() {
     second.end();
 }
 
-#[test]
-fn a_vm_that_was_open_when_slipgate_died_is_closed_by_the_next_start() {
-    require_root_and_tun!();
-    let mut scene = Scene::new();
+fn a_vm_that_was_open_when_slipgate_died_is_closed_by_the_next_start(cell: Cell) {
+    let mut scene = Scene::new(cell);
     let mut learn = Learn::start(&scene.stand, &["--open"]);
     let visited = scene.visit();
     let slipgate = &mut scene.stand.slipgate;
@@ -356,14 +381,13 @@ fn a_vm_that_was_open_when_slipgate_died_is_closed_by_the_next_start() {
     scene.is_closed(visited);
 }
 
-#[test]
-fn no_flow_is_too_short_to_be_seen_and_those_that_live_are() {
-    require_root_and_tun!();
+fn no_flow_is_too_short_to_be_seen_and_those_that_live_are(cell: Cell) {
     let resolvers = SERVER.to_string();
-    let stand = Stand::new(&["--dns", &resolvers, "--flow-log-events", "refused"]);
+    let stand = Stand::of(cell, &["--dns", &resolvers, "--flow-log-events", "refused"]);
     let _resolver = resolver(&stand);
-    let server = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Hold).unwrap();
-    let other = TcpServer::start(&stand.world.net, (SERVER_2, PORT), TcpService::Hold).unwrap();
+    let [server, other] = [cell.server(), cell.server_2()].map(|address| {
+        TcpServer::start(&stand.world.net, (address, PORT), TcpService::Hold).unwrap()
+    });
     let _lives = stand.run(|| tcp::connect(other.address(), WAIT)).unwrap();
     let learn = Learn::start(&stand, &[]);
     ask(&stand, "one.example.test");
@@ -374,12 +398,13 @@ fn no_flow_is_too_short_to_be_seen_and_those_that_live_are() {
     learn.kill(Signal::SIGTERM);
     let (status, learnt) = learn.end();
     assert_eq!(status.code(), Some(0));
+    let by_address = cell.destination(cell.server_2(), "7000/tcp");
     let expected = format!(
-        "# The least policy for what was seen of tap0: {} flows, 2 rules.\n\
+        "# The least policy for the recorded flows of tap0: {} flows, 2 rules.\n\
          default = \"deny\"\n\
          rules = [\n  \
            {{ allow = \"one.example.test:7000/tcp\" }}, # {FLOWS} flows\n  \
-           {{ allow = \"{SERVER_2}:7000/tcp\" }}, # 1 flow\n\
+           {{ allow = \"{by_address}\" }}, # 1 flow\n\
          ]\n",
         FLOWS + 1
     );

@@ -1,22 +1,45 @@
 //! Egress by name: a destination that is not allowed by name is neither resolved nor reached,
 //! whatever the guest does, and would be without the rules. The servers' view decides.
 
-use std::{fs, net::Ipv4Addr, time::Duration};
+use std::{
+    fs::{self, Permissions},
+    net::IpAddr,
+    os::unix::fs::PermissionsExt as _,
+    time::Duration,
+};
 
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World,
+    Guest, GuestConfig, World, WorldConfig,
     clients::{dns, tcp},
-    dns_wire::{Record, types},
-    require_root_and_tun,
+    dns_wire::{Record, Reply, types},
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     skipped,
     slipgate::{self, Start},
-    world::{SERVER, SERVER_2, UPLINK},
+    world::SERVER,
 };
 
-use crate::{DNS, Stand, WAIT, at};
+use crate::{
+    Cell, Stand, WAIT,
+    matrix::{at, matrix},
+};
+
+matrix! {
+    a_pinned_address_is_refused_until_its_name_was_asked_for: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_denied_name_reaches_no_resolver_whichever_is_asked_by_udp_or_tcp: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    aaaa_is_empty_at_once_while_no_resolver_answers_and_refused_where_the_name_is: [hybrid_ipv4, user_ipv4],
+        without [hybrid_ipv6, user_ipv6]: "a guest with IPv6 asks for AAAA as for A";
+    an_alias_to_a_denied_name_and_a_rebinding_answer_are_refused: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    an_answer_that_udp_truncates_comes_by_tcp: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_second_vm_does_not_ride_on_the_first_ones_answer: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own, which has no other's answers";
+    what_dns_opened_outlives_engine_broker_and_an_upgrade_to_another_build: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows, and what DNS has opened, end with the engine (exec.md)";
+    dns_over_tls_is_refused_whatever_a_broad_rule_opens: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_deny_file_may_have_names: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 const REFUSED: u8 = 5;
+/// Slipgate's own resolver is of IPv4, whatever the guest is.
 const RESOLVER: [&str; 2] = ["--dns", "203.0.113.10"];
 const POLICY: [&str; 6] = [
     "--dns",
@@ -26,70 +49,79 @@ const POLICY: [&str; 6] = [
     "--allow",
     "*.example.test:7000/tcp",
 ];
-/// Some resolver of the world's.
-const ANOTHER: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
+const RULE: &str = "--allow *.example.test:7000/tcp";
 
-fn zone() -> Zone {
-    let bare = |address: [u8; 4]| Answer::a(address.into(), 300);
-    let evil = Record::a(SERVER_2, 300).of("evil.test");
+fn zone(cell: Cell) -> Zone {
+    let second = cell.server_2();
+    let address = |ip: IpAddr, ttl| Answer::address(ip, ttl);
+    let text = |four: &str, six: &str| {
+        let ip: IpAddr = if cell.is_ipv6() { six } else { four }.parse().unwrap();
+        address(ip, 300)
+    };
+    let evil = Record::of_address(second, 300).of("evil.test");
     let elsewhere = vec![Record::cname("evil.test", 300), evil];
     Zone::from([
-        ("api.example.test".into(), Answer::a(SERVER_2, 300)),
-        ("zero.example.test".into(), Answer::a(SERVER_2, 0)),
-        ("evil.test".into(), Answer::a(SERVER_2, 300)),
+        ("api.example.test".into(), address(second, 300)),
+        ("zero.example.test".into(), address(second, 0)),
+        ("evil.test".into(), address(second, 300)),
         ("alias.example.test".into(), Answer::records(elsewhere)),
-        ("private.example.test".into(), bare([10, 0, 0, 1])),
-        ("metadata.example.test".into(), bare([169, 254, 169, 254])),
-        ("host.example.test".into(), bare([127, 0, 0, 1])),
+        ("private.example.test".into(), text("10.0.0.1", "fd09::1")),
+        (
+            "metadata.example.test".into(),
+            text("169.254.169.254", "fd00:ec2::254"),
+        ),
+        ("host.example.test".into(), text("127.0.0.1", "::1")),
     ])
 }
 
 struct Servers {
     dns: DnsServer,
-    tcp: TcpServer,
-    other_port: TcpServer,
+    tcp: TcpServer<IpAddr>,
+    other_port: TcpServer<IpAddr>,
 }
 
-fn serve(world: &World) -> Servers {
-    let tcp = |port| TcpServer::start(&world.net, (SERVER_2, port), TcpService::Echo).unwrap();
+fn serve(world: &World, cell: Cell) -> Servers {
+    let tcp =
+        |port| TcpServer::start(&world.net, (cell.server_2(), port), TcpService::Echo).unwrap();
     Servers {
-        dns: DnsServer::start(&world.net, (SERVER, 53), zone()).unwrap(),
+        dns: DnsServer::start(&world.net, (SERVER, 53), zone(cell)).unwrap(),
         tcp: tcp(7000),
         other_port: tcp(7001),
     }
 }
 
 /// Runs `check` with the policy off, then on; its argument says which.
-fn off_and_on(check: impl Fn(&mut Stand, &Servers, bool)) {
+fn off_and_on(cell: Cell, check: impl Fn(&mut Stand, &Servers, bool)) {
     for (args, on) in [(&RESOLVER[..], false), (&POLICY[..], true)] {
-        let mut stand = Stand::new(args);
-        let servers = serve(&stand.world);
+        let mut stand = Stand::of(cell, args);
+        let servers = serve(&stand.world, cell);
         check(&mut stand, &servers, on);
     }
 }
 
 fn connects(stand: &Stand, port: u16) {
-    stand
-        .run(|| tcp::connect(at(SERVER_2, port), WAIT))
-        .unwrap();
+    let to = at(stand.cell.server_2(), port);
+    stand.run(|| tcp::connect(to, WAIT)).unwrap();
 }
 
 fn refused(stand: &Stand, port: u16) {
-    stand
-        .run(|| tcp::expect_refused(at(SERVER_2, port)))
-        .unwrap();
+    let to = at(stand.cell.server_2(), port);
+    stand.run(|| tcp::expect_refused(to)).unwrap();
 }
 
 /// The code of the answer to a question by UDP.
-fn code(stand: &Stand, server: Ipv4Addr, name: &str) -> u8 {
-    let found = stand.run(|| dns::query_udp(at(server, 53), name, WAIT));
-    found.unwrap().reply.code
+fn code(stand: &Stand, server: IpAddr, name: &str) -> u8 {
+    ask(stand, &stand.guest, server, name).code
 }
 
-#[test]
-fn a_pinned_address_is_refused_until_its_name_was_asked_for() {
-    require_root_and_tun!();
-    off_and_on(|stand, servers, on| {
+fn ask(stand: &Stand, guest: &Guest, server: IpAddr, name: &str) -> Reply {
+    let question = stand.cell.question(name);
+    let found = guest.run(|| dns::ask_udp(at(server, 53), &question, WAIT));
+    found.unwrap().reply
+}
+
+fn a_pinned_address_is_refused_until_its_name_was_asked_for(cell: Cell) {
+    off_and_on(cell, |stand, servers, on| {
         if !on {
             connects(stand, 7000);
             connects(stand, 7001);
@@ -102,7 +134,7 @@ fn a_pinned_address_is_refused_until_its_name_was_asked_for() {
             .why("tap0", "api.example.test:7000", "tcp")
             .unwrap();
         assert!(passes && said.contains("when the guest asks"), "{said}");
-        assert_eq!(code(stand, DNS, "API.example.test"), 0);
+        assert_eq!(code(stand, cell.dns(), "API.example.test"), 0);
         let mut stream = stand
             .run(|| tcp::connect(servers.tcp.address(), WAIT))
             .unwrap();
@@ -110,10 +142,10 @@ fn a_pinned_address_is_refused_until_its_name_was_asked_for() {
         refused(stand, 7001);
         assert_eq!(servers.other_port.accepted(), 0);
 
-        let rule = "--allow *.example.test:7000/tcp";
-        for host in ["api.example.test:7000", "203.0.113.20:7000"] {
+        let remote = servers.tcp.address().to_string();
+        for host in ["api.example.test:7000", &remote] {
             let (passes, said) = stand.slipgate.why("tap0", host, "tcp").unwrap();
-            assert!(passes && said.contains(rule), "{host}: {said}");
+            assert!(passes && said.contains(RULE), "{host}: {said}");
             assert!(said.contains("api.example.test"), "{host}: {said}");
         }
         let (passes, said) = stand.slipgate.why("tap0", "evil.test:7000", "tcp").unwrap();
@@ -121,31 +153,31 @@ fn a_pinned_address_is_refused_until_its_name_was_asked_for() {
         let listed = stand.slipgate.run(&["flows", "--json"]).unwrap().stdout;
         let listed: serde_json::Value = serde_json::from_slice(&listed).unwrap();
         assert_eq!(listed[0]["dns_name"], "api.example.test", "{listed}");
-        assert_eq!(listed[0]["rule"], rule, "{listed}");
+        assert_eq!(listed[0]["rule"], RULE, "{listed}");
         drop(stream);
         stand.slipgate.stop().unwrap();
         let mut records = stand.records();
-        records.retain(|record| record["remote"] == "203.0.113.20:7000");
+        records.retain(|record| record["remote"] == remote);
         let record = &records[0];
         assert_eq!(record["dns_name"], "api.example.test", "{record}");
-        assert_eq!(record["rule_text"], rule, "{record}");
+        assert_eq!(record["rule_text"], RULE, "{record}");
     });
 }
 
-#[test]
-fn a_denied_name_reaches_no_resolver_whichever_is_asked_by_udp_or_tcp() {
-    require_root_and_tun!();
-    off_and_on(|stand, servers, on| {
+fn a_denied_name_reaches_no_resolver_whichever_is_asked_by_udp_or_tcp(cell: Cell) {
+    off_and_on(cell, |stand, servers, on| {
         let expected = if on { REFUSED } else { 0 };
-        for server in [DNS, ANOTHER] {
+        for server in [cell.dns(), cell.resolver_elsewhere()] {
             assert_eq!(code(stand, server, "evil.test"), expected, "{server}");
-            let by_tcp = stand.run(|| dns::query_tcp(at(server, 53), "evil.test", WAIT));
+            let question = cell.question("evil.test");
+            let by_tcp = stand.run(|| dns::ask_tcp(at(server, 53), &question, WAIT));
             assert_eq!(by_tcp.unwrap().reply.code, expected, "{server}");
         }
         let seen = servers.dns.udp_queries("evil.test") + servers.dns.tcp_queries("evil.test");
         assert_eq!(seen, u64::from(!on));
         // The resolver itself can't be reached by another way than ours.
-        assert_eq!(code(stand, ANOTHER, "api.example.test"), 0);
+        let elsewhere = cell.resolver_elsewhere();
+        assert_eq!(code(stand, elsewhere, "api.example.test"), 0);
         if on {
             let stats = stand.slipgate.stats().unwrap();
             let names = &stats["vms"][0]["names"];
@@ -157,36 +189,35 @@ fn a_denied_name_reaches_no_resolver_whichever_is_asked_by_udp_or_tcp() {
     });
 }
 
-#[test]
-fn aaaa_is_empty_at_once_while_no_resolver_answers_and_refused_where_the_name_is() {
-    require_root_and_tun!();
-    off_and_on(|stand, servers, on| {
+/// Time after which a question that no resolver answers is over.
+const UNANSWERED_AFTER: Duration = Duration::from_secs(5);
+
+fn aaaa_is_empty_at_once_while_no_resolver_answers_and_refused_where_the_name_is(cell: Cell) {
+    off_and_on(cell, |stand, servers, on| {
         servers.dns.set("api.example.test", Answer::silence());
         for (name, denied) in [("api.example.test", false), ("evil.test", true)] {
             let question = dns::question(name, types::AAAA);
-            let found = stand.run(|| dns::ask_udp(at(ANOTHER, 53), &question, WAIT));
+            let server = at(cell.resolver_elsewhere(), 53);
+            let found = stand.run(|| dns::ask_udp(server, &question, WAIT));
             let found = found.unwrap();
             let expected = if on && denied { REFUSED } else { 0 };
             assert_eq!(found.reply.code, expected, "{name}");
             assert!(found.reply.records.is_empty(), "{found:?}");
-            // Half of the time after which a resolver is asked again.
-            assert!(found.took < Duration::from_millis(500), "{found:?}");
+            assert!(found.took < UNANSWERED_AFTER / 2, "{found:?}");
             assert_eq!(servers.dns.udp_queries(name), 0, "{name}");
         }
     });
 }
 
-#[test]
-fn an_alias_to_a_denied_name_and_a_rebinding_answer_are_refused() {
-    require_root_and_tun!();
-    off_and_on(|stand, servers, on| {
+fn an_alias_to_a_denied_name_and_a_rebinding_answer_are_refused(cell: Cell) {
+    off_and_on(cell, |stand, servers, on| {
         let names = ["alias", "private", "metadata", "host"];
         for name in names {
             let name = format!("{name}.example.test");
             let expected = if on { REFUSED } else { 0 };
-            assert_eq!(code(stand, DNS, &name), expected, "{name}");
+            assert_eq!(code(stand, cell.dns(), &name), expected, "{name}");
             // Once more, from the cache.
-            assert_eq!(code(stand, DNS, &name), expected, "{name}");
+            assert_eq!(code(stand, cell.dns(), &name), expected, "{name}");
             assert_eq!(servers.dns.udp_queries(&name), 1, "{name}");
         }
         if on {
@@ -196,54 +227,60 @@ fn an_alias_to_a_denied_name_and_a_rebinding_answer_are_refused() {
             let counted = &stats["vms"][0]["names"];
             assert_eq!(counted["refused_chains"], 2, "{counted}");
             assert_eq!(counted["rebinding"], 6, "{counted}");
-        } else {
-            connects(stand, 7000);
+            // An answer with TTL 0 opens for the connection at hand.
+            assert_eq!(code(stand, cell.dns(), "zero.example.test"), 0);
         }
-    });
-}
-
-#[test]
-fn an_answer_with_ttl_0_opens_for_the_connection_at_hand() {
-    require_root_and_tun!();
-    off_and_on(|stand, _servers, on| {
-        if on {
-            refused(stand, 7000);
-        }
-        assert_eq!(code(stand, DNS, "zero.example.test"), 0);
         connects(stand, 7000);
     });
 }
 
-#[test]
-fn a_second_vm_does_not_ride_on_the_first_ones_answer() {
-    require_root_and_tun!();
+fn an_answer_that_udp_truncates_comes_by_tcp(cell: Cell) {
+    let stand = Stand::of(cell, &RESOLVER);
+    let record = |at: u8| {
+        let ip = match cell.server() {
+            IpAddr::V4(ip) => IpAddr::from((u32::from(ip) + u32::from(at)).to_be_bytes()),
+            IpAddr::V6(ip) => IpAddr::from((u128::from(ip) + u128::from(at)).to_be_bytes()),
+        };
+        Record::of_address(ip, 300)
+    };
+    let long = Answer::records((0..100).map(record).collect()).truncated();
+    let zone = Zone::from([("long.test".to_owned(), long)]);
+    let _names = DnsServer::start(&stand.world.net, (SERVER, 53), zone).unwrap();
+    let question = cell.question("long.test");
+    for server in [cell.dns(), cell.resolver_elsewhere()] {
+        let by_udp = ask(&stand, &stand.guest, server, "long.test");
+        assert!(by_udp.truncated, "{by_udp:?}");
+        let by_tcp = stand.run(|| dns::ask_tcp(at(server, 53), &question, WAIT));
+        let reply = by_tcp.unwrap().reply;
+        assert_eq!((reply.code, reply.records.len()), (0, 100), "{server}");
+    }
+}
+
+fn a_second_vm_does_not_ride_on_the_first_ones_answer(cell: Cell) {
     for (args, on) in [(&RESOLVER[..], false), (&POLICY[..], true)] {
-        let world = World::new().unwrap();
-        let servers = serve(&world);
-        let guests = ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
-        let pins = PinDir::new().unwrap();
-        let mut all = vec!["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
-        all.extend(args);
-        let _slipgate = Slipgate::attach(&world.host, &pins, &all).unwrap();
-        let ask = |guest: &Guest| {
-            let found = guest.run(|| dns::query_udp(at(DNS, 53), "api.example.test", WAIT));
-            assert_eq!(found.unwrap().addresses(), [SERVER_2]);
+        let neighbour = [GuestConfig::new("tap1")];
+        let stand = Stand::of_several(cell, WorldConfig::default(), &[], &neighbour, args);
+        let servers = serve(&stand.world, cell);
+        let asks = |guest: &Guest| {
+            let reply = ask(&stand, guest, cell.dns(), "api.example.test");
+            assert_eq!(reply.records[0].ip(), Some(cell.server_2()));
         };
         let connect = |guest: &Guest| guest.run(|| tcp::connect(servers.tcp.address(), WAIT));
-        ask(&guests[0]);
-        drop(connect(&guests[0]).unwrap());
+        let (first, second) = (&stand.guest, &stand.neighbours[0]);
+        asks(first);
+        drop(connect(first).unwrap());
         if on {
-            guests[1]
+            second
                 .run(|| tcp::expect_refused(servers.tcp.address()))
                 .unwrap();
-            ask(&guests[1]);
+            asks(second);
             assert_eq!(
                 servers.dns.udp_queries("api.example.test"),
                 1,
                 "from the cache"
             );
         }
-        drop(connect(&guests[1]).unwrap());
+        drop(connect(second).unwrap());
     }
 }
 
@@ -259,9 +296,7 @@ const STAYS: [&str; 8] = [
     "keep",
 ];
 
-#[test]
-fn what_dns_opened_outlives_engine_broker_and_an_upgrade_to_another_build() {
-    require_root_and_tun!();
+fn what_dns_opened_outlives_engine_broker_and_an_upgrade_to_another_build(cell: Cell) {
     let other = match slipgate::another_build() {
         Ok(binary) => Start {
             binary: Some(binary),
@@ -269,10 +304,10 @@ fn what_dns_opened_outlives_engine_broker_and_an_upgrade_to_another_build() {
         },
         Err(why) => return skipped!("{why}"),
     };
-    let mut stand = Stand::new(&STAYS);
-    let servers = serve(&stand.world);
+    let mut stand = Stand::of(cell, &STAYS);
+    let servers = serve(&stand.world, cell);
     refused(&stand, 7000);
-    assert_eq!(code(&stand, DNS, "api.example.test"), 0);
+    assert_eq!(code(&stand, cell.dns(), "api.example.test"), 0);
     connects(&stand, 7000);
     // The broker starts another one.
     stand.slipgate.kill_engine().unwrap();
@@ -300,50 +335,48 @@ fn what_dns_opened_outlives_engine_broker_and_an_upgrade_to_another_build() {
     assert_eq!(stats["vms"][0]["names"]["open"], 1, "{stats}");
 }
 
-#[test]
-fn dns_over_tls_is_refused_whatever_a_broad_rule_opens() {
-    require_root_and_tun!();
-    let broad = [&POLICY[..], &["--allow", "0.0.0.0/0"]].concat();
-    let meant = [&broad[..], &["--allow", "203.0.113.0/24:853/tcp"]].concat();
+fn dns_over_tls_is_refused_whatever_a_broad_rule_opens(cell: Cell) {
+    let broad = [&POLICY[..], &["--allow", cell.everything()]].concat();
+    let one = cell.servers("853/tcp");
+    let meant = [&broad[..], &["--allow", &one]].concat();
     for (args, passes) in [(&RESOLVER[..], true), (&broad, false), (&meant, true)] {
-        let stand = Stand::new(args);
-        let tls = TcpServer::start(&stand.world.net, (SERVER_2, 853), TcpService::Echo).unwrap();
-        let other = TcpServer::start(&stand.world.net, (SERVER_2, 854), TcpService::Echo).unwrap();
+        let stand = Stand::of(cell, args);
+        let serve = |port| {
+            let net = &stand.world.net;
+            TcpServer::start(net, (cell.server_2(), port), TcpService::Echo).unwrap()
+        };
+        let (tls, _other) = (serve(853), serve(854));
         if passes {
             connects(&stand, 853);
             continue;
         }
-        stand
-            .run(|| tcp::connect(other.address(), WAIT))
-            .expect("the control");
+        // The control.
+        connects(&stand, 854);
         refused(&stand, 853);
         assert_eq!(tls.accepted(), 0);
         assert_eq!(stand.refused("dns_elsewhere"), 1);
         let (passes, said) = stand
             .slipgate
-            .why("tap0", &format!("{SERVER_2}:853"), "tcp")
+            .why("tap0", &tls.address().to_string(), "tcp")
             .unwrap();
         assert!(!passes && said.contains("DNS elsewhere"), "{said}");
         for name in ["dns.google", "use-application-dns.net"] {
-            assert_ne!(code(&stand, DNS, name), 0, "{name}");
+            assert_ne!(code(&stand, cell.dns(), name), 0, "{name}");
         }
     }
 }
 
-#[test]
-fn a_deny_file_may_have_names() {
-    require_root_and_tun!();
+fn a_deny_file_may_have_names(cell: Cell) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bad.txt");
-    std::fs::write(
-        &file,
-        "# names and addresses\n192.0.2.0/24\n*.example.test\n",
-    )
-    .unwrap();
+    let lines = "# names and addresses\n192.0.2.0/24\n2001:db8:bad::/48\n*.example.test\n";
+    fs::write(&file, lines).unwrap();
+    // As a user without privileges, too.
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let file = file.display().to_string();
-    let stand = Stand::new(&["--dns", "203.0.113.10", "--deny-file", &file]);
-    let servers = serve(&stand.world);
-    assert_eq!(code(&stand, DNS, "api.example.test"), REFUSED);
+    let stand = Stand::of(cell, &["--dns", "203.0.113.10", "--deny-file", &file]);
+    let servers = serve(&stand.world, cell);
+    assert_eq!(code(&stand, cell.dns(), "api.example.test"), REFUSED);
     assert_eq!(servers.dns.udp_queries("api.example.test"), 0);
-    assert_eq!(code(&stand, DNS, "evil.test"), 0, "the control");
+    assert_eq!(code(&stand, cell.dns(), "evil.test"), 0, "the control");
 }

@@ -105,7 +105,7 @@ impl Stand {
         let offer = offer(|| guest.inject(vnet, &frame).unwrap());
         // What waits in the queue that shapes comes out within 70 ms.
         thread::sleep(Duration::from_millis(500));
-        let key = FlowKey::udp(flow.nat.parse().unwrap(), server.address());
+        let key = FlowKey::udp(flow.nat.parse::<SocketAddrV4>().unwrap(), server.address());
         let sent = watching.finish().unwrap().sent.of(key);
         offer.assert_shaped(sent.bytes, bytes_per_second);
     }

@@ -13,10 +13,11 @@ use nix::{
     unistd::Pid,
 };
 use slipgate_testbed::{
-    Slipgate,
+    GuestConfig, Slipgate, WorldConfig,
     clients::tcp::{self, EchoSession},
     require_root_and_tun,
     servers::{TcpServer, TcpService},
+    turns,
     world::{HOST, SERVER},
 };
 
@@ -24,7 +25,7 @@ use crate::{GUEST, Stand, WAIT, at, eventually};
 
 /// Time limit after an engine's end for new flows to be admitted.
 const AGAIN_WITHIN: Duration = Duration::from_secs(2);
-/// Time limit for a stopped engine to be detected and replaced.
+/// Time limit for a stopped engine to be detected, which takes ten seconds at most, and replaced.
 const NOTICED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The broker's children of this name, by number.
@@ -103,6 +104,7 @@ fn a_signal_to_all_processes_at_once_is_an_orderly_stop() {
 #[test]
 fn another_engine_takes_the_place_of_one_that_is_killed() {
     require_root_and_tun!();
+    let _turn = turns::alone("it measures how long flows wait for an engine");
     let mut stand = Stand::new(&["--forward", "tcp:8080:80", "--deny", "203.0.113.20"]);
     let server = echo_server(&stand);
     let inside = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
@@ -156,7 +158,7 @@ fn another_engine_takes_the_place_of_one_that_is_killed() {
     });
     assert_eq!(inside.accepted(), 2);
     assert!(stand.slipgate.broker_runs() && stand.slipgate.broker_pid() == broker);
-    let said = stand.says("there is an engine again");
+    let said = stand.says("a new engine serves");
     assert!(said.contains("the engine was killed by signal 9"), "{said}");
 
     // It is confined as the first one was.
@@ -265,6 +267,7 @@ fn a_policy_that_was_applied_is_the_next_engines_too() {
 #[test]
 fn an_engine_that_is_stopped_is_noticed_and_another_takes_its_place() {
     require_root_and_tun!();
+    let _turn = turns::alone("it compares an answer's time with a promise");
     let mut stand = Stand::new(&[]);
     let server = echo_server(&stand);
     let mut stream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
@@ -292,6 +295,24 @@ fn an_engine_that_is_stopped_is_noticed_and_another_takes_its_place() {
     assert!(status.success(), "{}", stand.slipgate.stderr());
     assert_eq!(assert_books_are_whole(&stand), 2);
     assert!(stand.slipgate.pins().pins().is_empty());
+}
+
+/// A VM that has not sent a frame yet, as between its start and its guest's boot.
+#[test]
+fn an_engine_without_a_frame_sleeps() {
+    require_root_and_tun!();
+    let guest = GuestConfig::new("tap0").hand_made();
+    let stand = Stand::with(WorldConfig::default(), guest, &[]);
+    let stat = format!("/proc/{}/stat", engine(&stand.slipgate));
+    let sleeps = || {
+        std::thread::sleep(Duration::from_millis(10));
+        fs::read_to_string(&stat).unwrap().contains(") S ")
+    };
+    // It wakes now and then.
+    eventually("it sleeps most of the time", || {
+        let times = (0..20).filter(|_| sleeps()).count();
+        (times >= 15).then_some(())
+    });
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! What a guest's own stack reaches: the world by the host's address, and what rules let it.
+//! Destinations that a guest's own stack reaches: the world by the host's address, and those that
+//! rules open.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,23 +1,29 @@
 //! Refused traffic is refused at once, with the rule's name, and would pass without the rule.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
 use slipgate_testbed::{
-    GuestConfig, WorldConfig,
+    WorldConfig,
     clients::{IcmpError, icmp, tcp, tcp::ConnectOutcome, udp, udp::UdpOutcome},
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::{HOST, SERVER, SERVER_2},
-    world_ipv6::{SERVER6, SERVER6_2},
 };
 
-use crate::{BRIEFLY, Cell, Stand, WAIT, at, matrix::matrix};
+use crate::{
+    BRIEFLY, Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix},
+};
 
 matrix! {
     a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    rules_tell_ports_and_protocols_apart_and_the_first_match_wins: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    private_and_link_local_destinations_are_opened_by_a_rule_only: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    the_host_itself_is_out_of_reach: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_vm_has_no_more_flows_than_it_may_and_keeps_those_it_has: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    new_flows_above_the_rate_are_refused_and_later_ones_are_not: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_port_that_refuses_can_be_tried_for_ever: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
 struct Servers((TcpServer<IpAddr>, UdpServer<IpAddr>));
@@ -57,16 +63,12 @@ fn all_pass(stand: &Stand, address: impl Into<IpAddr>) {
 fn all_refused(stand: &Stand, address: impl Into<IpAddr>) {
     let address = address.into();
     let service = SocketAddr::new(address, 7000);
-    let prohibited = match address {
-        IpAddr::V4(_) => IcmpError::PROHIBITED,
-        IpAddr::V6(_) => IcmpError::PROHIBITED6,
-    };
+    let prohibited = stand.cell.prohibited();
     stand.run(|| {
         tcp::expect_refused(service).unwrap();
         let sent = udp::probe(service, b"x", WAIT).unwrap();
-        let at_once = Duration::from_millis(500);
         assert!(
-            matches!(sent, UdpOutcome::Refused(error, took) if error == prohibited && took < at_once),
+            matches!(sent, UdpOutcome::Refused(error, took) if error == prohibited && took < WAIT / 2),
             "{address}: {sent:?}"
         );
         match address {
@@ -85,10 +87,7 @@ fn all_refused(stand: &Stand, address: impl Into<IpAddr>) {
 }
 
 fn a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named(cell: Cell) {
-    let (first, second) = (
-        cell.family.choose(SERVER, SERVER6),
-        cell.family.choose(SERVER_2, SERVER6_2),
-    );
+    let (first, second) = (cell.server(), cell.server_2());
     let service = SocketAddr::new(second, 7000).to_string();
     let free = Stand::of(cell, &[]);
     let _servers = serve(&free, second);
@@ -122,24 +121,20 @@ fn a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named(cell: C
     }
 }
 
-#[test]
-fn rules_tell_ports_and_protocols_apart_and_the_first_match_wins() {
-    require_root_and_tun!();
-    let args = [
-        "--default",
-        "deny",
-        "--deny",
-        "203.0.113.10:7000-7001/tcp",
-        "--allow",
-        "203.0.113.0/24:7000-7999",
-    ];
-    let stand = Stand::new(&args);
-    let _servers = serve(&stand, SERVER);
-    let open = TcpServer::start(&stand.world.net, (SERVER, 7002), TcpService::Echo).unwrap();
-    let beyond = TcpServer::start(&stand.world.net, (SERVER, 8000), TcpService::Echo).unwrap();
+fn rules_tell_ports_and_protocols_apart_and_the_first_match_wins(cell: Cell) {
+    let ip = cell.server();
+    let (denied, allowed) = (
+        cell.destination(ip, "7000-7001/tcp"),
+        cell.servers("7000-7999"),
+    );
+    let args = ["--default", "deny", "--deny", &denied, "--allow", &allowed];
+    let stand = Stand::of(cell, &args);
+    let _servers = serve(&stand, ip);
+    let serve = |port| TcpServer::start(&stand.world.net, (ip, port), TcpService::Echo).unwrap();
+    let (open, beyond) = (serve(7002), serve(8000));
     stand.run(|| {
-        tcp::expect_refused(at(SERVER, 7000)).unwrap();
-        let sent = udp::probe(at(SERVER, 7000), b"x", WAIT).unwrap();
+        tcp::expect_refused(at(ip, 7000)).unwrap();
+        let sent = udp::probe(at(ip, 7000), b"x", WAIT).unwrap();
         assert!(matches!(sent, UdpOutcome::Answered(_)), "{sent:?}");
         tcp::connect(open.address(), WAIT).unwrap();
         tcp::expect_refused(beyond.address()).unwrap();
@@ -149,69 +144,71 @@ fn rules_tell_ports_and_protocols_apart_and_the_first_match_wins() {
         (1, 1)
     );
     let flow = stand.flow_to(open.address());
-    assert!(
-        flow.rule
-            .as_str()
-            .unwrap()
-            .contains("203.0.113.0/24:7000-7999"),
-        "{flow:?}"
-    );
+    let rule = flow.rule.as_str().unwrap();
+    assert!(rule.contains(&allowed), "{flow:?}");
 }
 
-#[test]
-fn private_and_link_local_destinations_are_opened_by_a_rule_only() {
-    require_root_and_tun!();
-    let inside = [
-        [10, 9, 9, 9],
-        [172, 16, 3, 4],
-        [192, 168, 7, 7],
-        [169, 254, 169, 254],
-        [100, 64, 1, 1],
-    ]
-    .map(Ipv4Addr::from);
-    let world = || WorldConfig {
-        server_addresses: [inside.to_vec(), vec![SERVER]].concat(),
-        ..Default::default()
+/// Destinations on somebody's own network.
+fn inside(cell: Cell) -> Vec<IpAddr> {
+    let texts: &[&str] = match cell.is_ipv6() {
+        false => &[
+            "10.9.9.9",
+            "172.16.3.4",
+            "192.168.7.7",
+            "169.254.169.254",
+            "100.64.1.1",
+        ],
+        // A unique local address, metadata, a site's, a local translator's.
+        true => &["fd09::9", "fd00:ec2::254", "fec0::9", "64:ff9b:1::9"],
     };
-    let stand = Stand::with(world(), GuestConfig::new("tap0"), &[]);
-    let _servers: Vec<_> = inside
-        .iter()
-        .map(|address| serve(&stand, *address))
-        .collect();
-    inside
-        .iter()
-        .for_each(|address| all_refused(&stand, *address));
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// A stand whose world has servers inside, too.
+fn stand_of_insiders(cell: Cell, args: &[&str]) -> Stand {
+    let of_v4 = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => Some(*ip),
+        IpAddr::V6(_) => None,
+    };
+    let of_v6 = |ip: &IpAddr| match ip {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(ip) => Some(*ip),
+    };
+    let ips = inside(cell);
+    let mut world = WorldConfig::default();
+    world.server_addresses.extend(ips.iter().filter_map(of_v4));
+    let more: Vec<Ipv6Addr> = ips.iter().filter_map(of_v6).collect();
+    Stand::of_several(cell, world, &more, &[], args)
+}
+
+fn private_and_link_local_destinations_are_opened_by_a_rule_only(cell: Cell) {
+    let inside = inside(cell);
+    let stand = stand_of_insiders(cell, &[]);
+    let _servers: Vec<_> = inside.iter().map(|ip| serve(&stand, *ip)).collect();
+    inside.iter().for_each(|ip| all_refused(&stand, *ip));
     assert_eq!(stand.refused("protected"), 3 * inside.len() as u64);
     drop((_servers, stand));
 
-    let allowed = inside.map(|address| format!("{address}/32"));
-    let args: Vec<&str> = allowed
+    let args: Vec<String> = inside
         .iter()
-        .flat_map(|cidr| ["--allow", cidr.as_str()])
+        .flat_map(|ip| ["--allow".to_owned(), ip.to_string()])
         .collect();
-    let stand = Stand::with(world(), GuestConfig::new("tap0"), &args);
-    let _servers: Vec<_> = inside
-        .iter()
-        .map(|address| serve(&stand, *address))
-        .collect();
-    inside.iter().for_each(|address| all_pass(&stand, *address));
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let stand = stand_of_insiders(cell, &args);
+    let _servers: Vec<_> = inside.iter().map(|ip| serve(&stand, *ip)).collect();
+    inside.iter().for_each(|ip| all_pass(&stand, *ip));
     assert_eq!(stand.refused("protected"), 0);
 }
 
-#[test]
-fn the_host_itself_is_out_of_reach() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let server = TcpServer::start(&stand.world.host, (HOST, 7000), TcpService::Echo).unwrap();
+fn the_host_itself_is_out_of_reach(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let (host, world) = (&stand.world.host, &stand.world.net);
+    let server = TcpServer::start(host, (cell.host(), 7000), TcpService::Echo).unwrap();
     // It is there for others.
-    stand
-        .world
-        .net
-        .run(|| tcp::connect(server.address(), WAIT))
-        .unwrap();
+    world.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     stand.run(|| tcp::expect_refused(server.address())).unwrap();
     stand.run(|| {
-        let loopback = tcp::connect_outcome(at(Ipv4Addr::new(10, 0, 2, 2), 7000), BRIEFLY).unwrap();
+        let loopback = tcp::connect_outcome(at(cell.gateway(), 7000), BRIEFLY).unwrap();
         assert!(
             !matches!(loopback, ConnectOutcome::Connected(_)),
             "the gateway is not the host"
@@ -220,11 +217,9 @@ fn the_host_itself_is_out_of_reach() {
     assert_eq!((server.accepted(), stand.refused("protected")), (1, 1));
 }
 
-#[test]
-fn a_vm_has_no_more_flows_than_it_may_and_keeps_those_it_has() {
-    require_root_and_tun!();
-    let stand = Stand::new(&["--max-flows", "5"]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn a_vm_has_no_more_flows_than_it_may_and_keeps_those_it_has(cell: Cell) {
+    let stand = Stand::of(cell, &["--max-flows", "5"]);
+    let server = echo(&stand);
     let mut open: Vec<_> = (0..5)
         .map(|_| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap())
         .collect();
@@ -235,16 +230,19 @@ fn a_vm_has_no_more_flows_than_it_may_and_keeps_those_it_has() {
     }
     // One that has closed makes room.
     drop(open.pop());
-    crate::eventually("room for another flow", || {
+    eventually("room for another flow", || {
         stand.run(|| tcp::connect(server.address(), WAIT)).ok()
     });
 }
 
-#[test]
-fn new_flows_above_the_rate_are_refused_and_later_ones_are_not() {
-    require_root_and_tun!();
-    let stand = Stand::new(&["--new-flows-per-second", "20"]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn echo(stand: &Stand) -> TcpServer<IpAddr> {
+    let at = (stand.cell.server(), 7000);
+    TcpServer::start(&stand.world.net, at, TcpService::Echo).unwrap()
+}
+
+fn new_flows_above_the_rate_are_refused_and_later_ones_are_not(cell: Cell) {
+    let stand = Stand::of(cell, &["--new-flows-per-second", "20"]);
+    let server = echo(&stand);
     let outcomes: Vec<ConnectOutcome> = stand.run(|| {
         (0..100)
             .map(|_| tcp::connect_outcome(server.address(), WAIT).unwrap())
@@ -255,21 +253,21 @@ fn new_flows_above_the_rate_are_refused_and_later_ones_are_not() {
     // As many as in a second at once, and what the time allowed meanwhile.
     assert!((20..90).contains(&passed), "{passed} of 100");
     assert!(stand.refused("flow_rate") >= 100 - passed);
-    std::thread::sleep(Duration::from_millis(200));
-    stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    eventually("a flow at the rate", || {
+        stand.run(|| tcp::connect(server.address(), WAIT)).ok()
+    });
 }
 
 /// Sixteen ports, a rest of which would be over after two minutes.
-#[test]
-fn a_port_that_refuses_can_be_tried_for_ever() {
-    require_root_and_tun!();
-    let stand = Stand::new(&["--nat-ports", "61000-61015"]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn a_port_that_refuses_can_be_tried_for_ever(cell: Cell) {
+    let stand = Stand::of(cell, &["--nat-ports", "61000-61015"]);
+    let server = echo(&stand);
     let connect = || stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let mut open: Vec<_> = (0..16).map(|_| connect()).collect();
     // Nobody listens: it is the server that refuses.
-    for _ in 0..60 {
-        stand.run(|| tcp::expect_refused(at(SERVER, 7001))).unwrap();
+    for _ in 0..40 {
+        let closed = at(cell.server(), 7001);
+        stand.run(|| tcp::expect_refused(closed)).unwrap();
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(

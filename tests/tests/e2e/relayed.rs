@@ -3,43 +3,50 @@
 
 use std::{
     io::{ErrorKind, Read as _},
-    net::{Ipv4Addr, TcpStream},
+    net::TcpStream,
 };
 
 use slipgate_testbed::{
     clients::{tcp, udp},
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::SERVER,
 };
 
-use crate::{GATEWAY, GUEST, Stand, WAIT, at, eventually};
+use crate::{
+    Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix},
+};
 
-#[test]
-fn relayed_flows_are_shown_counted_and_cut_as_others_are() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[
-        "--dns",
-        "none",
-        "--forward",
-        "tcp:8080:80",
-        "--host-loopback",
-        "9000/udp",
-    ]);
-    let _inside = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
-    let service = (Ipv4Addr::LOCALHOST, 9000);
+matrix! {
+    relayed_flows_are_shown_counted_and_cut_as_others_are: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
+
+fn relayed_flows_are_shown_counted_and_cut_as_others_are(cell: Cell) {
+    let stand = Stand::with_known_guest(
+        cell,
+        &[
+            "--dns",
+            "none",
+            "--forward",
+            "tcp:8080:80",
+            "--host-loopback",
+            "9000/udp",
+        ],
+    );
+    let tcp = |net, ip, port| TcpServer::start(net, (ip, port), TcpService::Echo).unwrap();
+    let _inside = tcp(&stand.guest.ns, cell.guest(), 80);
+    let service = (cell.loopback(), 9000);
     let _service = UdpServer::start(&stand.world.host, service, UdpService::Echo).unwrap();
-    let world = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let world = tcp(&stand.world.net, cell.server(), 7000);
     let connect = |to| tcp::connect(to, WAIT).unwrap();
     let mut forwarded = stand.world.host.run(|| {
-        let mut stream = connect(at(Ipv4Addr::LOCALHOST, 8080));
+        let mut stream = connect(at(cell.loopback(), 8080));
         tcp::EchoSession::new(&mut stream).round(5_000).unwrap();
         stream
     });
     // DNS over TCP, which nothing is asked by yet.
-    let resolver = at(Ipv4Addr::new(8, 8, 8, 8), 53);
+    let resolver = at(cell.resolver_elsewhere(), 53);
     let (mut dns, mut translated) = stand.run(|| {
-        udp::probe(at(GATEWAY, 9000), b"x", WAIT).unwrap();
+        udp::probe(at(cell.gateway(), 9000), b"x", WAIT).unwrap();
         (connect(resolver), connect(world.address()))
     });
     // Who connects is done when the answer has come: the ACK of it may be on its way yet.
@@ -70,7 +77,8 @@ fn relayed_flows_are_shown_counted_and_cut_as_others_are() {
     let top = stand.slipgate.run(&["top", "--once"]).unwrap().stdout;
     let top = String::from_utf8(top).unwrap();
     assert!(top.starts_with("slipgate top  1 VM  4 flows"), "{top}");
-    assert!(top.contains("10.0.2.2:9000"), "{top}");
+    let listed = at(cell.gateway(), 9000).to_string();
+    assert!(top.contains(&listed), "{top}");
     let counts = |stand: &Stand| stand.slipgate.stats().unwrap()["vms"][0]["relayed"].clone();
     let before = counts(&stand);
     assert_eq!((&before["flows"], &before["begun"]), (&3.into(), &3.into()));

@@ -1,24 +1,32 @@
 //! Each policy's questions go to its own resolvers, from one reload to the next.
 
-use std::{fs, net::Ipv4Addr, path::Path};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+};
 
 use slipgate_testbed::{
     GuestConfig, WorldConfig,
     clients::dns,
     dns_wire::Record,
-    require_root_and_tun,
     servers::{Answer, DnsServer, Zone},
     world::{SERVER, SERVER_2},
 };
 
-use crate::{DNS, Stand, WAIT, at};
+use crate::{
+    Cell, Stand, WAIT,
+    matrix::{at, matrix},
+};
+
+matrix! {
+    each_policy_has_its_own_resolvers_and_apply_changes_them: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its two VMs share a process; a socket has one guest";
+}
 
 const NAME: &str = "www.example.test";
-/// Address of `NAME` according to each of two resolvers.
-const TOLD: [Ipv4Addr; 2] = [
-    Ipv4Addr::new(198, 51, 100, 1),
-    Ipv4Addr::new(198, 51, 100, 2),
-];
+/// The resolvers, which are of IPv4 whatever the guests are.
+const RESOLVERS: [Ipv4Addr; 2] = [SERVER, SERVER_2];
 const REFUSED: u8 = 5;
 
 /// Writes a policy file with the resolvers of the first and of the second VM, in TOML.
@@ -41,31 +49,39 @@ dns.resolvers = {two}
 }
 
 /// Response code and address that each VM gets.
-fn told(stand: &Stand) -> [(u8, Option<Ipv4Addr>); 2] {
+fn told(stand: &Stand) -> [(u8, Option<IpAddr>); 2] {
     [&stand.guest, &stand.neighbours[0]].map(|guest| {
-        let found = guest.run(|| dns::query_udp(at(DNS, 53), NAME, WAIT));
+        let (server, question) = (at(stand.cell.dns(), 53), stand.cell.question(NAME));
+        let found = guest.run(|| dns::ask_udp(server, &question, WAIT));
         let reply = found.unwrap().reply;
-        (reply.code, reply.records.first().and_then(Record::address))
+        (reply.code, reply.records.first().and_then(Record::ip))
     })
 }
 
-#[test]
-fn each_policy_has_its_own_resolvers_and_apply_changes_them() {
-    require_root_and_tun!();
+fn each_policy_has_its_own_resolvers_and_apply_changes_them(cell: Cell) {
+    // The name's address by each of them.
+    let addresses = ["198.51.100.1", "198.51.100.2"];
+    let addresses6 = ["2001:db8:ab::1", "2001:db8:ab::2"];
+    let addresses = if cell.is_ipv6() {
+        addresses6
+    } else {
+        addresses
+    };
+    let addresses: [IpAddr; 2] = addresses.map(|text| text.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("egress.toml");
-    let [one, two] = [SERVER, SERVER_2].map(|address| format!("[\"{address}\"]"));
+    let [one, two] = RESOLVERS.map(|address| format!("[\"{address}\"]"));
     write(&file, [&one, &two]);
     let neighbours = [GuestConfig::new("tap1")];
     let args = ["--policy", file.to_str().unwrap()];
     let world = WorldConfig::default();
-    let stand = Stand::beside(world, GuestConfig::new("tap0"), &neighbours, &args);
-    let resolvers = [(SERVER, TOLD[0]), (SERVER_2, TOLD[1])].map(|(address, told)| {
-        let zone = Zone::from([(NAME.into(), Answer::a(told, 300))]);
-        DnsServer::start(&stand.world.net, (address, 53), zone).unwrap()
+    let stand = Stand::of_several(cell, world, &[], &neighbours, &args);
+    let resolvers = [0, 1].map(|i: usize| {
+        let zone = Zone::from([(NAME.into(), Answer::address(addresses[i], 300))]);
+        DnsServer::start(&stand.world.net, (RESOLVERS[i], 53), zone).unwrap()
     });
     let asked = || [0, 1].map(|i: usize| resolvers[i].udp_queries(NAME));
-    let [first, second] = TOLD.map(|address| (0, Some(address)));
+    let [first, second] = addresses.map(|address| (0, Some(address)));
 
     for _ in 0..2 {
         assert_eq!(told(&stand), [first, second]);
@@ -80,7 +96,7 @@ fn each_policy_has_its_own_resolvers_and_apply_changes_them() {
     stand.slipgate.run(&["policy", "apply"]).unwrap();
     assert_eq!(told(&stand), [(REFUSED, None), first]);
     let asked_for = |name: &str| stand.slipgate.why("tap0", name, "udp").unwrap();
-    let (admitted, why) = asked_for("203.0.113.10:53");
+    let (admitted, why) = asked_for(&at(cell.server(), 53).to_string());
     assert!(!admitted && why.contains("[one] resolvers none"), "{why}");
     let (admitted, why) = asked_for(&format!("{NAME}:443"));
     assert!(

@@ -1,22 +1,43 @@
 //! The trap of the missing reverse entry: what the world answers is the host's then, which resets
 //! it. Both entries of a flow stand from before its first packet leaves until after its last.
 
-use std::{io::Read, net::UdpSocket};
+use std::{
+    io::Read,
+    net::{IpAddr, SocketAddr, UdpSocket},
+};
 
 use slipgate_abi::Tuple;
 use slipgate_testbed::{
     NetNs,
-    clients::tcp::{self, EchoSession},
+    clients::{
+        icmp,
+        tcp::{self, EchoSession},
+    },
     require_root_and_tun,
     servers::{TcpServer, TcpService},
-    world::{HOST, SERVER},
+    world::SERVER,
 };
 
-use crate::{BRIEFLY, Stand, WAIT, at, eventually, stand::maps};
+use crate::{
+    BRIEFLY, Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix},
+    stand::maps,
+};
 
-/// Counts of the host's own answers: TCP segments with RST, and ICMP destination unreachable.
+matrix! {
+    each_answer_finds_its_flow_from_the_first_packet_to_the_last: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's own sockets are the servers' peers, and answer them";
+    a_flows_fragments_reach_their_guest_and_are_not_answered_by_the_host: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
+
+/// Counts of the host's own answers: TCP segments with RST, and destination unreachable by ICMP of
+/// either family.
 fn host_answers(host: &NetNs) -> (u64, u64) {
-    let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
+    let read = |file: &str| {
+        let path = format!("/proc/thread-self/net/{file}");
+        host.run(|| std::fs::read_to_string(path).unwrap_or_default())
+    };
+    let (text, of_ipv6) = (read("snmp"), read("snmp6"));
     let count = |protocol: &str, name: &str| -> u64 {
         let mut lines = text.lines().filter(|line| line.starts_with(protocol));
         let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
@@ -24,7 +45,12 @@ fn host_answers(host: &NetNs) -> (u64, u64) {
         let value = values.split_whitespace().nth(at.unwrap());
         value.unwrap().parse().unwrap()
     };
-    (count("Tcp:", "OutRsts"), count("Icmp:", "OutDestUnreachs"))
+    let unreachable6: u64 = of_ipv6
+        .lines()
+        .find_map(|line| line.strip_prefix("Icmp6OutDestUnreachs"))
+        .map_or(0, |value| value.trim().parse().unwrap());
+    let unreachable = count("Icmp:", "OutDestUnreachs") + unreachable6;
+    (count("Tcp:", "OutRsts"), unreachable)
 }
 
 #[test]
@@ -48,16 +74,14 @@ fn without_the_reverse_entry_the_host_resets_the_servers_segments() {
     assert!(host_answers(&stand.world.host).0 > 0);
 }
 
-#[test]
-fn each_answer_finds_its_flow_from_the_first_packet_to_the_last() {
-    require_root_and_tun!();
+fn each_answer_finds_its_flow_from_the_first_packet_to_the_last(cell: Cell) {
     const AT_ONCE: usize = 16;
     const EACH: usize = 40;
-    let stand = Stand::new(&["--new-flows-per-second", "100000"]);
+    let stand = Stand::of(cell, &["--new-flows-per-second", "100000"]);
     // It speaks first, as soon as the SYN is there, and closes first.
     let greeting = b"hello".repeat(1_000);
     let service = TcpService::Greet(greeting.clone());
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7), service).unwrap();
+    let server = TcpServer::start(&stand.world.net, (cell.server(), 7), service).unwrap();
     let (address, greeting) = (server.address(), &greeting);
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
@@ -78,21 +102,21 @@ fn each_answer_finds_its_flow_from_the_first_packet_to_the_last() {
 }
 
 /// The same trap by another way: the host puts fragments together, and has no socket for them.
-#[test]
-fn a_flows_fragments_reach_their_guest_and_are_not_answered_by_the_host() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let bind = |ns: &NetNs, address: &str| {
+fn a_flows_fragments_reach_their_guest_and_are_not_answered_by_the_host(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let bind = |ns: &NetNs, address: SocketAddr| {
         let socket = ns.run(|| UdpSocket::bind(address)).unwrap();
         socket.set_read_timeout(Some(WAIT)).unwrap();
         socket
     };
-    let server = bind(&stand.world.net, &at(SERVER, 7).to_string());
-    let client = bind(&stand.guest.ns, "0.0.0.0:5000");
+    let remote = at(cell.server(), 7);
+    let server = bind(&stand.world.net, remote);
+    let client = bind(&stand.guest.ns, at(cell.guest(), 5000));
     let data = |len: usize| -> Vec<u8> { (0..len).map(|at| (at * 7 + at / 251) as u8).collect() };
-    // Three fragments, and as many as the longest datagram has.
-    for len in [3_000, 65_507] {
-        client.send_to(&data(len), at(SERVER, 7)).unwrap();
+    // Two fragments, some, and as many as the longest datagram has.
+    let longest = if cell.is_ipv6() { 65_487 } else { 65_507 };
+    for len in [1_480, 4_500, longest] {
+        client.send_to(&data(len), remote).unwrap();
         let mut buffer = vec![0; 70_000];
         let (got, nat) = server.recv_from(&mut buffer).unwrap();
         assert!(buffer[..got] == data(len), "{got} bytes of {len} out");
@@ -100,14 +124,24 @@ fn a_flows_fragments_reach_their_guest_and_are_not_answered_by_the_host() {
         let (got, _) = client.recv_from(&mut buffer).unwrap();
         assert!(buffer[..got] == data(len), "{got} bytes of {len} in");
     }
-    let flow = stand.flow_to(at(SERVER, 7));
-    assert_eq!((flow.tx_packets, flow.rx_packets), (2, 2));
+    stand.run(|| match cell.server() {
+        IpAddr::V4(ip) => {
+            let report = icmp::ping(ip, 1, 4_000, WAIT).unwrap();
+            assert_eq!((report.replies.len(), report.corrupt), (1, 0), "{report:?}");
+        }
+        IpAddr::V6(ip) => assert!(icmp::ping6(ip, 4_000, WAIT).unwrap().is_some()),
+    });
+    let flows = stand.slipgate.flows().unwrap();
+    let flow = flows.iter().find(|flow| flow.proto == "udp").unwrap();
+    let packets = (flow.tx_packets, flow.rx_packets);
+    assert_eq!(packets, (3, 3), "a datagram is one packet: {flow:?}");
     assert_eq!(stand.dropped("fragment"), 0);
-    assert_eq!(host_answers(&stand.world.host), (0, 0));
+    let host = &stand.world.host;
+    assert_eq!(host_answers(host), (0, 0));
 
     // To another port the host answers: it is its business.
-    server.send_to(&[7; 3_000], (HOST, 9)).unwrap();
+    server.send_to(&data(3_000), (cell.host(), 9)).unwrap();
     eventually("the host answers", || {
-        (host_answers(&stand.world.host).1 == 1).then_some(())
+        (host_answers(host).1 == 1).then_some(())
     });
 }

@@ -30,7 +30,7 @@ use crate::{WAIT, eventually};
 /// How long the manager waits for a sign of life. Two come in that time.
 const WATCHDOG: Duration = Duration::from_millis(400);
 
-/// What a manager hears at its socket.
+/// A service manager: its socket, and the kind of start that it serves.
 struct Manager {
     socket: UnixDatagram,
     start: Start,

@@ -14,6 +14,7 @@ use slipgate_testbed::{
     impairment::Impairment,
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
+    turns,
     world::{SERVER, UPLINK},
 };
 
@@ -31,7 +32,7 @@ const RATES: [&str; 4] = [
 const SEGMENT: (f64, f64) = (1_448.0, 1_500.0);
 const MEASURED_FOR: Duration = Duration::from_secs(5);
 const STALL: Duration = Duration::from_secs(10);
-/// What a full queue may add to the round trip.
+/// Largest increase of the round trip by a full queue.
 const MOST_INFLATION: Duration = Duration::from_millis(20);
 /// A machine that runs other tests wakes a process late.
 const WAKING: Duration = Duration::from_millis(8);
@@ -111,6 +112,7 @@ fn measure(stand: &Stand, control: &str, up: bool) -> Figures {
 #[test]
 fn a_stream_gets_its_rate_and_a_short_queue_each_way() {
     require_root_and_tun!();
+    let _turn = turns::alone("it measures a stream's rate and round trips beside it");
     let stand = Stand::new(&RATES);
     for control in ["cubic", "reno"] {
         for up in [true, false] {
@@ -133,6 +135,7 @@ fn a_stream_gets_its_rate_and_a_short_queue_each_way() {
 #[test]
 fn a_stream_over_a_distance_gets_its_rate() {
     require_root_and_tun!();
+    let _turn = turns::alone("it measures a stream's rate and round trips beside it");
     let mut guest = GuestConfig::new("tap0");
     guest.impairment = Some(Impairment {
         delay: Duration::from_millis(5),
@@ -155,6 +158,7 @@ fn a_stream_over_a_distance_gets_its_rate() {
 #[test]
 fn what_cannot_be_shaped_is_policed_and_said() {
     require_root_and_tun!();
+    let _turn = turns::alone("it measures a stream's rate and round trips beside it");
     let world = World::new().unwrap();
     world.host.ip("link add sgpace0 type bridge").unwrap();
     let guest = Guest::new(&world, GuestConfig::new("tap0")).unwrap();
@@ -166,10 +170,7 @@ fn what_cannot_be_shaped_is_policed_and_said() {
     all.extend(RATES);
     let slipgate = Slipgate::attach(&world.host, &pins, &all).unwrap();
     let said = slipgate.stderr();
-    assert!(
-        said.contains("rates of what guests send are policed"),
-        "{said}"
-    );
+    assert!(said.contains("rates from guests are policed"), "{said}");
     assert!(
         said.contains("a queueing discipline that is not slipgate's"),
         "{said}"

@@ -30,7 +30,7 @@ pub(crate) struct Stand {
     _files: Files,
 }
 
-/// What holds the files of a stand until it goes.
+/// Owner of a stand's files; they are removed with it.
 enum Files {
     Scratch(#[allow(dead_code, reason = "held for its drop")] tempfile::TempDir),
     OfUser(#[allow(dead_code, reason = "held for its drop")] OrdinaryUser),
@@ -74,6 +74,25 @@ impl Stand {
         neighbours: &[GuestConfig],
         args: &[&str],
     ) -> Stand {
+        let guest = GuestConfig::new("tap0");
+        Self::of_guest(cell, guest, world, more_servers, neighbours, args)
+    }
+
+    /// The stand of a cell whose guest has no stack: the test writes its frames.
+    pub(crate) fn of_hand_made(cell: Cell, args: &[&str]) -> Stand {
+        let guest = GuestConfig::new("tap0").hand_made();
+        Self::of_guest(cell, guest, WorldConfig::default(), &[], &[], args)
+    }
+
+    /// The same with the given guest.
+    pub(crate) fn of_guest(
+        cell: Cell,
+        guest: GuestConfig,
+        world: WorldConfig,
+        more_servers: &[Ipv6Addr],
+        neighbours: &[GuestConfig],
+        args: &[&str],
+    ) -> Stand {
         let world = World::with(world).unwrap();
         let mut args = args.to_vec();
         if cell.is_ipv6() {
@@ -84,7 +103,7 @@ impl Stand {
             }
             args.extend(["--ipv6", "nat"]);
         }
-        let guest = GuestConfig::new("tap0");
+        let has_stack = !guest.hand_made;
         let mut stand = match cell.mode {
             Mode::Hybrid => Self::in_world(world, guest, neighbours, &args),
             Mode::User => {
@@ -93,21 +112,41 @@ impl Stand {
             }
         };
         stand.cell = cell;
-        if cell.is_ipv6() {
+        if cell.is_ipv6() && has_stack {
             give_ipv6(&stand.guest);
             stand.neighbours.iter().for_each(give_ipv6);
         }
         stand
     }
 
+    /// The stand of a cell of user mode, whose processes may have so many descriptors each.
+    pub(crate) fn with_few_files(cell: Cell, most_files: u64) -> Stand {
+        let world = World::new().unwrap();
+        let mut args = Vec::new();
+        if cell.is_ipv6() {
+            world.give_ipv6().unwrap();
+            args.extend(["--ipv6", "nat"]);
+        }
+        let user = OrdinaryUser::new().unwrap().limited_to(most_files);
+        let mut stand = Self::of_user(user, world, GuestConfig::new("tap0"), &args);
+        stand.cell = cell;
+        if cell.is_ipv6() {
+            give_ipv6(&stand.guest);
+        }
+        stand
+    }
+
     fn as_user(world: World, guest: GuestConfig, args: &[&str]) -> Stand {
+        Self::of_user(OrdinaryUser::new().unwrap(), world, guest, args)
+    }
+
+    fn of_user(user: OrdinaryUser, world: World, guest: GuestConfig, args: &[&str]) -> Stand {
         // As most distributions have it.
         let everybody = "0 2147483647";
         world
             .host
             .sysctl("net.ipv4.ping_group_range", everybody)
             .unwrap();
-        let user = OrdinaryUser::new().unwrap();
         let socket = user.file(&format!("run/{}.sock", guest.tap));
         let log = user.file("run/flows.jsonl");
         let shown = log.display().to_string();
@@ -198,6 +237,11 @@ impl Stand {
     /// Frames that came out of the engine port, as the device counts them.
     pub(crate) fn port_frames(&self) -> u64 {
         kernel_view::frames_sent(&self.world.host, self.slipgate.engine_port()).unwrap()
+    }
+
+    /// Guests' frames that the programs handed to the engine, by its port or its ring, in credits.
+    pub(crate) fn handed_over(&self) -> u64 {
+        kernel_view::handed_over(&self.world.host, self.slipgate.pins()).unwrap()
     }
 
     /// Waits until slipgate's stderr contains these words, and returns it.

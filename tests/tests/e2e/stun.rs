@@ -1,7 +1,9 @@
 //! Endpoint-independent mapping and filtering, as a STUN client behind slipgate finds them.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    fs::Permissions,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
     time::{Duration, Instant},
 };
 
@@ -11,9 +13,23 @@ use slipgate_testbed::{
     require_root_and_tun,
     servers::StunServer,
     world::{HOST, SERVER, SERVER_2},
+    world_ipv6::{HOST6, SERVER6, SERVER6_2},
 };
 
-use crate::{BRIEFLY, Stand, WAIT, at, eventually};
+use crate::{
+    BRIEFLY, Cell, Stand, WAIT, eventually,
+    matrix::{cells, matrix},
+};
+
+matrix! {
+    rfc5780_without_the_option_all_depends_on_address_and_port: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    rfc5780_stun_finds_no_hairpinning_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    a_stranger_reaches_the_guest_by_the_kernel_after_its_first_datagram: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+}
 
 const PORTS: [u16; 2] = [3_478, 3_479];
 const EIM_PORTS: &str = "20000-20999";
@@ -26,18 +42,29 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(policy: &str) -> Stage {
-        Self::of(policy, WorldConfig::default())
+    fn new(cell: Cell, policy: &str) -> Stage {
+        Self::made(policy, |args| Stand::of(cell, args))
     }
 
     fn of(policy: &str, world: WorldConfig) -> Stage {
+        let guest = GuestConfig::new("tap0");
+        Self::made(policy, |args| Stand::with(world, guest, args))
+    }
+
+    fn made(policy: &str, stand: impl FnOnce(&[&str]) -> Stand) -> Stage {
         let file = tempfile::NamedTempFile::new().unwrap();
+        // The user-mode engine is another user's.
+        let readable = Permissions::from_mode(0o644);
+        file.as_file().set_permissions(readable).unwrap();
         std::fs::write(file.path(), policy).unwrap();
         let path = file.path().to_str().unwrap();
-        let args = ["--policy", path, "--eim-ports", EIM_PORTS];
-        let guest = GuestConfig::new("tap0");
-        let stand = Stand::with(world, guest, &args);
-        let server = StunServer::start(&stand.world.net, [SERVER, SERVER_2], PORTS).unwrap();
+        let mut args = vec!["--policy", path];
+        if policy.contains("[nat.") {
+            args.extend(["--eim-ports", EIM_PORTS]);
+        }
+        let stand = stand(&args);
+        let servers = servers(stand.cell);
+        let server = StunServer::start(&stand.world.net, servers, PORTS).unwrap();
         Stage {
             stand,
             server,
@@ -53,6 +80,14 @@ impl Stage {
     }
 }
 
+/// The server's addresses.
+fn servers(cell: Cell) -> [IpAddr; 2] {
+    [
+        cell.family.choose(SERVER, SERVER6),
+        cell.family.choose(SERVER_2, SERVER6_2),
+    ]
+}
+
 fn asking_for(filtering: &str) -> String {
     format!(
         "default = \"allow\"\n[nat.udp]\nmapping = \"endpoint-independent\"\n\
@@ -60,28 +95,23 @@ fn asking_for(filtering: &str) -> String {
     )
 }
 
-#[test]
-fn rfc5780_without_the_option_all_depends_on_address_and_port() {
-    require_root_and_tun!();
-    let stage = Stage::new("default = \"allow\"\n");
+fn rfc5780_without_the_option_all_depends_on_address_and_port(cell: Cell) {
+    let stage = Stage::new(cell, "default = \"allow\"\n");
     let found = stage.behaviour();
     assert_eq!(found.mapping, Dependence::AddressAndPortDependent);
     assert_eq!(found.filtering, Dependence::AddressAndPortDependent);
     assert!(!found.hairpinning);
 }
 
-#[test]
-fn rfc5780_stun_finds_no_hairpinning_where_the_policy_says_so() {
-    require_root_and_tun!();
-    let stage = Stage::new(&(asking_for("endpoint-independent") + "hairpin = false\n"));
+fn rfc5780_stun_finds_no_hairpinning_where_the_policy_says_so(cell: Cell) {
+    let policy = asking_for("endpoint-independent") + "hairpin = false\n";
+    let stage = Stage::new(cell, &policy);
     let found = stage.behaviour();
     assert_eq!(found.mapping, Dependence::EndpointIndependent);
     assert!(!found.hairpinning);
 }
 
-#[test]
-fn rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for() {
-    require_root_and_tun!();
+fn rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for(cell: Cell) {
     for (filtering, found) in [
         ("endpoint-independent", Dependence::EndpointIndependent),
         ("address-dependent", Dependence::AddressDependent),
@@ -90,51 +120,45 @@ fn rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for() {
             Dependence::AddressAndPortDependent,
         ),
     ] {
-        let stage = Stage::new(&asking_for(filtering));
+        let stage = Stage::new(cell, &asking_for(filtering));
         let expected = Behaviour {
             mapping: Dependence::EndpointIndependent,
             filtering: found,
             hairpinning: true,
         };
         assert_eq!(stage.behaviour(), expected, "{filtering}");
-        let (admitted, why) = (stage.stand.slipgate)
-            .why("tap0", "203.0.113.10:3478", "udp")
-            .unwrap();
+        let server = stage.server.address().to_string();
+        let (admitted, why) = stage.stand.slipgate.why("tap0", &server, "udp").unwrap();
         assert!(admitted);
         let says = format!("endpoint-independent mapping, {filtering} filtering, hairpinning");
         assert!(why.contains(&says), "{why}");
     }
 }
 
-#[test]
-fn a_stranger_reaches_the_guest_by_the_kernel_after_its_first_datagram() {
-    require_root_and_tun!();
-    let mut stage = Stage::new(&asking_for("endpoint-independent"));
+fn a_stranger_reaches_the_guest_by_the_kernel_after_its_first_datagram(cell: Cell) {
+    let mut stage = Stage::new(cell, &asking_for("endpoint-independent"));
     let server = stage.server.address();
+    let [_, other] = servers(cell);
+    let from = SocketAddr::new(other, 7_777);
     let stand = &mut stage.stand;
     let (socket, response) = stand.run(|| stun::bind(server, BRIEFLY)).unwrap();
-    assert_eq!(*response.mapped.ip(), HOST);
+    assert_eq!(response.mapped.ip(), cell.family.choose(HOST, HOST6));
     socket.set_read_timeout(Some(WAIT)).unwrap();
-    let stranger = stand
-        .world
-        .net
-        .run(|| UdpSocket::bind(at(SERVER_2, 7_777)))
-        .unwrap();
+    let stranger = stand.world.net.run(|| UdpSocket::bind(from)).unwrap();
     let mut buffer = [0; 16];
     let send = |stand: &Stand, number: u8| {
         let before = stand.port_frames();
         stranger.send_to(&[number], response.mapped).unwrap();
-        let (len, from) = socket.recv_from(&mut [0; 16]).unwrap();
-        assert_eq!((len, from), (1, at(SERVER_2, 7_777).into()));
+        assert_eq!(socket.recv_from(&mut [0; 16]).unwrap(), (1, from));
         stand.port_frames() - before
     };
     assert!(send(stand, 0) >= 1, "the engine decides");
     assert_eq!(send(stand, 1), 0, "the kernel translates");
     stranger.set_read_timeout(Some(WAIT)).unwrap();
-    socket.send_to(b"answer", at(SERVER_2, 7_777)).unwrap();
-    let (len, from) = stranger.recv_from(&mut buffer).unwrap();
-    assert_eq!((len, from), (6, response.mapped.into()));
-    let flow = stand.flow_to(at(SERVER_2, 7_777));
+    socket.send_to(b"answer", from).unwrap();
+    let answered = stranger.recv_from(&mut buffer).unwrap();
+    assert_eq!(answered, (6, response.mapped));
+    let flow = stand.flow_to(from);
     assert_eq!(flow.nat, response.mapped.to_string());
     // A crash keeps the port and who may send to it.
     stand.slipgate.kill_engine().unwrap();
@@ -142,7 +166,7 @@ fn a_stranger_reaches_the_guest_by_the_kernel_after_its_first_datagram() {
         let other = stand
             .world
             .net
-            .run(|| UdpSocket::bind(at(SERVER, 0)))
+            .run(|| UdpSocket::bind((server.ip(), 0)))
             .unwrap();
         other.send_to(b"more", response.mapped).unwrap();
         socket
@@ -199,7 +223,7 @@ fn punch(one: &Stage, other: &Stage, patience: Duration) -> bool {
                 .set_read_timeout(Some(Duration::from_millis(50)))
                 .unwrap();
             let got = socket.recv_from(&mut [0; 16]);
-            received[at] |= got.is_ok_and(|(_, from)| from == theirs.into());
+            received[at] |= got.is_ok_and(|(_, from)| from == theirs);
         }
     }
     received == [true; 2]
@@ -220,7 +244,10 @@ fn guests_of_two_hosts_punch_a_hole_to_each_other() {
             false => "",
         };
         let policy = format!("default = \"allow\"\n{peers}{behaviour}");
-        let (one, other) = (Stage::new(&policy), Stage::of(&policy, others()));
+        let (one, other) = (
+            Stage::new(cells::hybrid_ipv4, &policy),
+            Stage::of(&policy, others()),
+        );
         join(&one.stand.world, &other.stand.world);
         let patience = if may_meet { WAIT } else { 2 * BRIEFLY };
         assert_eq!(punch(&one, &other, patience), may_meet, "{policy}");

@@ -19,6 +19,8 @@ use slipgate_testbed::{
 use crate::{GATEWAY_MAC, GUEST_MAC, Stand, WAIT, at, datagram, eventually};
 
 const FLOOD: u64 = 3_000;
+/// Time between the checks of what TAPs and their programs are.
+const CHECKED_EVERY: Duration = Duration::from_secs(10);
 
 #[test]
 fn the_host_itself_sends_nothing_out_of_the_engine_port() {
@@ -145,7 +147,7 @@ fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest() {
     assert!(matches!(after, UdpOutcome::Answered(_)), "{after:?}");
 }
 
-/// At once, not with the next of some periodic checks.
+/// At once, not with the next of the periodic checks.
 #[test]
 fn the_guard_comes_and_goes_as_the_vmm_changes_offloads() {
     require_root_and_tun!();
@@ -158,7 +160,25 @@ fn the_guard_comes_and_goes_as_the_vmm_changes_offloads() {
             let link = host.ip("link show tap0").unwrap();
             (link.contains("xdp") == has_guard).then_some(())
         });
-        assert!(since.elapsed() < Duration::from_secs(3), "{has_guard}");
+        assert!(since.elapsed() < CHECKED_EVERY / 2, "{has_guard}");
+    }
+}
+
+/// The kernel waits for a grace period when the first guard comes to a TAP and when the last one goes.
+#[test]
+fn a_daemon_holds_a_guard_before_any_tap_has_one() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    for (xdp, held) in [("auto", 1), ("off", 0)] {
+        let pins = PinDir::new().unwrap();
+        let args = ["--uplink", UPLINK, "--xdp", xdp];
+        let slipgate = Slipgate::serve(&world.host, &pins, &args).unwrap();
+        let descriptors = fs::read_dir(format!("/proc/{}/fdinfo", slipgate.broker_pid())).unwrap();
+        let is_guard = |path: &fs::DirEntry| {
+            fs::read_to_string(path.path()).is_ok_and(|info| info.contains("link_type:\txdp"))
+        };
+        let guards = descriptors.flatten().filter(is_guard).count();
+        assert_eq!(guards, held, "--xdp {xdp}");
     }
 }
 

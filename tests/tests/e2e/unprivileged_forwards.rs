@@ -1,33 +1,25 @@
-//! Ports of the host that lead to guests of user-mode engines, and their metrics, as a user without
-//! any privilege.
+//! Ports of the host that lead to a command and to slipgate's own VM, and their metrics, as a user
+//! without any privilege. A guest at a socket is in `forwards`.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{Ipv4Addr, TcpListener, TcpStream},
     process::Stdio,
-    time::Duration,
 };
 
 use slipgate_testbed::{
     MicroVm,
     clients::{tcp, tcp::EchoSession, udp, udp::UdpOutcome},
     require_kvm, require_root_and_tun,
-    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    servers::{TcpServer, TcpService},
     signal,
-    streams::Receipt,
     world::HOST,
 };
 
-use crate::{
-    GATEWAY, GUEST, WAIT, at, eventually,
-    unprivileged::{Attached, Place},
-};
+use crate::{GATEWAY, GUEST, WAIT, at, eventually, unprivileged::Place};
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const METRICS: u16 = 9600;
-/// Bytes of a stream: many times every queue on the way.
-const BYTES: u64 = 20_000_000;
-const MINUTE: Duration = Duration::from_secs(60);
 const FORWARDED: [&str; 8] = [
     "--forward",
     "tcp:8080:80",
@@ -60,86 +52,6 @@ fn metric(page: &str, name: &str) -> Option<f64> {
 }
 
 #[test]
-fn ports_of_the_host_lead_to_a_guest_by_the_socket() {
-    require_root_and_tun!();
-    let place = Place::new();
-    let world = &place.world;
-    let attached = Attached::start(&place, &FORWARDED);
-    // Before the guest is there.
-    let early = world.host.run(|| tcp::connect(at(LOOPBACK, 8080), WAIT));
-    let guest = attached.guest();
-    guest.dhcp(WAIT).unwrap();
-    let streams = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Streams).unwrap();
-    let _echo = UdpServer::start(&guest.ns, (GUEST, 5300), UdpService::Echo).unwrap();
-    let greeting = TcpService::Greet(b"seven".to_vec());
-    let _greets = TcpServer::start(&guest.ns, (GUEST, 7002), greeting).unwrap();
-
-    for (from, address) in [
-        (&world.host, LOOPBACK),
-        (&world.host, HOST),
-        (&world.net, HOST),
-    ] {
-        let down = from.run(|| tcp::download(at(address, 8080), BYTES, 1, MINUTE));
-        assert_eq!(down.unwrap().receipt, Receipt::expected(BYTES, 1));
-        from.run(|| tcp::upload(at(address, 8080), BYTES, 2, MINUTE))
-            .unwrap();
-        let sent = from.run(|| udp::probe(at(address, 5353), b"x", WAIT));
-        assert!(matches!(sent, Ok(UdpOutcome::Answered(_))), "{sent:?}");
-    }
-    // Every client comes by the host's socket.
-    let peers = streams.peers();
-    assert!(peers.iter().all(|peer| *peer.ip() == GATEWAY), "{peers:?}");
-    drop(early);
-
-    // The second of a range, on loopback alone.
-    let mut greeted = world
-        .host
-        .run(|| tcp::connect(at(LOOPBACK, 9002), WAIT))
-        .unwrap();
-    let mut said = String::new();
-    greeted.read_to_string(&mut said).unwrap();
-    assert_eq!(said, "seven");
-    world
-        .net
-        .run(|| tcp::expect_refused(at(HOST, 9002)))
-        .unwrap();
-    // A port of the guest at which nobody listens.
-    let nobody = world
-        .host
-        .run(|| tcp::connect(at(LOOPBACK, 9001), WAIT))
-        .map(|mut stream| stream.read(&mut [0; 1]).map_or(0, |read| read));
-    assert_eq!(nobody.unwrap_or(0), 0);
-
-    let _held = world
-        .host
-        .run(|| tcp::connect(at(LOOPBACK, 8080), WAIT))
-        .unwrap();
-    let flows = eventually("it is among the flows", || {
-        let flows: serde_json::Value =
-            serde_json::from_str(&place.output(&["flows", "--json"])).unwrap();
-        let flows = flows.as_array().unwrap().iter();
-        flows
-            .filter(|flow| flow["guest"] == at(GUEST, 80).to_string())
-            .find(|flow| flow["state"] == "established")
-            .cloned()
-    });
-    assert_eq!(flows["path"], "relay", "{flows:#}");
-    let rule = flows["rule"].as_str().unwrap();
-    assert!(rule.contains("--forward tcp:8080:80"), "{flows:#}");
-
-    let page = scrape(&place);
-    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("# EOF\n"));
-    let begun = metric(&page, r#"slipgate_relayed_flows_begun_total{vm="web"}"#);
-    let stats: serde_json::Value =
-        serde_json::from_str(&place.output(&["stats", "--json"])).unwrap();
-    let relayed = stats["vms"][0]["relayed"]["begun"].as_f64();
-    assert!(relayed.is_some_and(|it| it >= 7.0), "{stats:#}");
-    assert_eq!(begun, relayed, "{page}");
-    signal(attached.child.id(), libc::SIGTERM);
-    assert_eq!(attached.end(&place), Some(0));
-}
-
-#[test]
 fn a_port_of_the_host_leads_to_a_command() {
     require_root_and_tun!();
     let place = Place::new();
@@ -161,9 +73,8 @@ fn a_port_of_the_host_leads_to_a_command() {
     exec.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut exec = place.world.host.spawn(exec).unwrap();
     let lines = BufReader::new(exec.stdout.take().unwrap()).lines();
-    let serves = lines
-        .map_while(Result::ok)
-        .any(|line| line.ends_with("it listens"));
+    let mut lines = lines.map_while(Result::ok);
+    let serves = lines.by_ref().any(|line| line.ends_with("it listens"));
     assert!(serves, "it ended before it served");
     for address in [LOOPBACK, HOST] {
         let mut stream = place
@@ -175,14 +86,55 @@ fn a_port_of_the_host_leads_to_a_command() {
         for size in [1, 1_460, 500_000] {
             session.round(size).unwrap();
         }
+        // By a socket of its own network.
+        let client = lines.by_ref().find(|line| line.starts_with("client "));
+        assert_eq!(client, Some(format!("client {GUEST}")));
     }
     let page = scrape(&place);
     let begun = metric(&page, r#"slipgate_relayed_flows_begun_total{vm="job"}"#);
     assert_eq!(begun, Some(2.0), "{page}");
+    let bytes = r#"slipgate_relayed_bytes_total{vm="job",direction="rx"}"#;
+    let carried = metric(&page, bytes);
+    assert!(carried >= Some(1_002_922.0), "{page}");
+
+    // Without the process that makes sockets there, by the TAP, once those that are ready are used.
+    let makers = processes_beside("a_command_that_serves");
+    assert_eq!(makers.len(), 1, "{makers:?}");
+    signal(makers[0], libc::SIGKILL);
+    let by_tap = format!("client {GATEWAY}");
+    let came = (0..200).any(|_| {
+        let stream = place
+            .world
+            .host
+            .run(|| tcp::connect(at(LOOPBACK, 8080), WAIT));
+        EchoSession::new(&mut stream.unwrap()).round(1).unwrap();
+        lines.by_ref().find(|line| line.starts_with("client ")) == Some(by_tap.clone())
+    });
+    assert!(came, "{by_tap}");
     // Its end.
     drop(exec.stdin.take());
     assert!(exec.wait().unwrap().success());
     assert!(place.user.has_nothing_left());
+}
+
+/// Processes in the network namespace of the one that has this argument, besides that one.
+fn processes_beside(argument: &str) -> Vec<u32> {
+    let named = |pid: &u32| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        // The tests' own executable, and not those that start it.
+        line.is_ok_and(|line| line.contains(argument)) && name.is_ok_and(|name| name == "tests\n")
+    };
+    let network = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+    let all = std::fs::read_dir("/proc").unwrap();
+    let names = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let pids: Vec<u32> = names.filter_map(|name| name.parse().ok()).collect();
+    let command = pids.iter().find(|pid| named(pid)).copied().unwrap();
+    let its = network(&command);
+    let beside = pids.into_iter();
+    beside
+        .filter(|pid| *pid != command && network(pid) == its)
+        .collect()
 }
 
 /// The command of the test above: it echoes at port 80 until its input ends.
@@ -194,6 +146,7 @@ fn a_command_that_serves() {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let stream = stream.unwrap();
+            println!("client {}", stream.peer_addr().unwrap().ip());
             std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
         }
     });

@@ -25,7 +25,7 @@ fn an_uplink_without_ethernet_header_carries_everything() {
     let server = TcpServer::start(net, (SERVER, 7000), TcpService::Streams).unwrap();
     let echo = UdpServer::start(net, (SERVER, 7), UdpService::Echo).unwrap();
     let census = Census::start(&stand.guest).unwrap();
-    let before = stand.port_frames();
+    let before = stand.handed_over();
     stand.run(|| {
         let found = dns::query_udp(at(DNS, 53), "a.test", WAIT).unwrap();
         assert_eq!(found.addresses(), [SERVER]);
@@ -37,10 +37,11 @@ fn an_uplink_without_ethernet_header_carries_everything() {
     });
     let sent = census.finish(&stand.guest).unwrap();
     assert_eq!((sent.syn, sent.dns), (2, 1), "{sent:?}");
-    // And what opens the other two flows: the burst, one frame, and an echo request.
+    // And what opens the other two flows: the burst, one frame that takes a credit for each datagram,
+    // and an echo request.
     assert_eq!(
-        stand.port_frames() - before,
-        sent.for_the_engine() + 2,
+        stand.handed_over() - before,
+        sent.for_the_engine() + 20 + 1,
         "{sent:?}"
     );
 }

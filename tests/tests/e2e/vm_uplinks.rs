@@ -15,7 +15,7 @@ use slipgate_testbed::{
 
 use crate::{BRIEFLY, GUEST, WAIT, api::Stand, at, eventually};
 
-/// The second uplink.
+/// Name of the second uplink.
 const OWN: &str = "up1";
 /// The host's address there.
 const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);

@@ -2,6 +2,8 @@
 //! reaches the world through QEMU's own networks. The tests of `slipgate run` show that slipgate's
 //! card works with the same driver.
 
+mod random_reads;
+
 use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -10,11 +12,12 @@ use std::{
 use serde_json::Value;
 use slipgate_testbed::{
     PinDir, Slipgate, World,
-    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu, SlipgateSocket},
+    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passage, Qemu, SocketNetwork},
     require_kvm, require_root_and_tun,
     rig::Machine,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     skipped,
+    turns::{self, Turn},
     world::{SERVER, UPLINK},
 };
 
@@ -24,14 +27,16 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const CHECKS: usize = 18;
 const MTU: u32 = 1500;
 
-/// The world, and its servers for the guest.
+/// The world, and its servers for the guest. QEMU is told to end in time, so its tests run alone.
 struct Stand {
     world: World,
     _servers: [TcpServer; 3],
+    _turn: Turn,
 }
 
 impl Stand {
     fn new() -> Stand {
+        let turn = turns::alone("a machine boots within a time limit");
         let world = World::new().unwrap();
         let servers = [
             (7000, TcpService::Streams),
@@ -42,6 +47,7 @@ impl Stand {
         Stand {
             world,
             _servers: servers,
+            _turn: turn,
         }
     }
 
@@ -113,7 +119,8 @@ fn under_qemu_with_passt() {
         return skipped!("{why}");
     }
     let stand = Stand::new();
-    let passt = Passt::start(&stand.world.host, MTU).unwrap();
+    let host = &stand.world.host;
+    let passt = SocketNetwork::passt(host, "passt".as_ref(), MTU, Passage::Stream).unwrap();
     stand.boot(Accelerator::Kvm, passt.network(), &to_the_world());
 }
 
@@ -133,7 +140,7 @@ fn under_qemu_with_slipgate_by_its_socket() {
     for mtu in ["1500", "65520"] {
         let rules = ["--default", "deny", "--allow", "*.example.test:7000-7002"];
         let flags = [&rules[..], &["--dns", &resolver, "--mtu", mtu]].concat();
-        let slipgate = SlipgateSocket::start(&stand.world.host, &flags).unwrap();
+        let slipgate = SocketNetwork::slipgate(&stand.world.host, &flags).unwrap();
         let line = format!("ping 10.0.2.2 2; {}", to(name));
         stand.boot(Accelerator::Kvm, slipgate.network(), &line);
     }

@@ -15,6 +15,7 @@ const TAP: &str = "tap0";
 #[test]
 fn debian_6_1_behind_qemu() {
     slipgate_testbed::require_root_and_tun!();
+    let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
     let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
     let kernel = match found {
         Ok(kernel) => kernel,

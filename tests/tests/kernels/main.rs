@@ -3,11 +3,13 @@
 //! a Debian, which only `cargo xtask dist --try` runs.
 //!
 //! `SLIPGATE_RIG_RUN="PROGRAM ARGS"` runs a program of this machine there instead, with the files
-//! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places.
+//! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places, the modules of `SLIPGATE_RIG_MODULES=NAME:NAME`
+//! loaded as well, and `SLIPGATE_RIG_CPUS` CPUs (one).
 
 mod client;
 mod installed;
 mod nested;
+mod saved;
 
 use std::{path::Path, time::Duration};
 
@@ -35,24 +37,33 @@ fn linux_6_12() {
 }
 
 fn works_on(series: &str) {
+    let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
     let found = Machine::is_possible().and_then(|()| Kernel::find(series));
     let kernel = match found {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
     let mut initramfs = Initramfs::new(env!("CARGO_BIN_EXE_slipgate-rig-init").as_ref()).unwrap();
-    initramfs.modules(&kernel, &MODULES).unwrap();
+    let command = std::env::var("SLIPGATE_RIG_RUN").ok();
+    // Without a command they would only make the checks' machine another one.
+    let given = |name| match &command {
+        Some(_) => std::env::var(name).unwrap_or_default(),
+        None => String::new(),
+    };
+    let more = given("SLIPGATE_RIG_MODULES");
+    let mut modules = MODULES.to_vec();
+    modules.extend(more.split(':').filter(|name| !name.is_empty()));
+    initramfs.modules(&kernel, &modules).unwrap();
     initramfs
         .program_as("slipgate", &slipgate::binary().unwrap())
         .unwrap();
     for tool in ["ip", "tc"] {
         initramfs.program(&on_path(tool)).unwrap();
     }
-    let command = std::env::var("SLIPGATE_RIG_RUN").ok();
     if let Some((program, args)) = command.as_deref().map(split) {
         initramfs.program_as("given", program.as_ref()).unwrap();
         initramfs.file(COMMAND, format!("/bin/given {args}").as_bytes());
-        let files = std::env::var("SLIPGATE_RIG_FILES").unwrap_or_default();
+        let files = given("SLIPGATE_RIG_FILES");
         for path in files.split(':').filter(|path| !path.is_empty()) {
             initramfs.file(path, &std::fs::read(path).unwrap());
         }
@@ -62,7 +73,13 @@ fn works_on(series: &str) {
         initramfs: &initramfs.finish(),
         parameters: "",
         timeout: TIMEOUT,
-        hardware: Hardware::default(),
+        hardware: Hardware {
+            cpus: match given("SLIPGATE_RIG_CPUS").as_str() {
+                "" => 1,
+                number => number.parse().unwrap(),
+            },
+            ..Hardware::default()
+        },
     };
     let ended = machine.run().unwrap();
     println!("{}", ended.report);

@@ -14,14 +14,14 @@ use slipgate_testbed::{
 use super::{TIMEOUT, on_path};
 
 /// KVM, the datapath's devices, and the hooks of 6.1.
-const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
+pub(super) const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
 
 /// The outer kernel's ticks from timers that go on by themselves. By default each tick sets the
 /// timer for the next. In runs that hung, one CPU had no more ticks while it was busy, and the vCPU
 /// on the other spun in KVM for good (RCU stall, soft lockup): nothing came to wake up the first.
 /// And notices on the console: a lockup says where each CPU was, an audit which system call was
 /// forbidden to whom.
-const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
+pub(super) const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
 
 /// The outer machine's CPUs. Without nested paging: with it this QEMU's translations go wrong now and
 /// then while the inner guest sends, and the inner or the outer Debian ends in a triple fault.
@@ -39,6 +39,7 @@ const REFERENCE_ROUNDS: usize = 10;
 
 #[test]
 fn debian_6_1_under_slipgate_run() {
+    let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
     let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
     let kernel = match found {
         Ok(kernel) => kernel,

@@ -13,7 +13,6 @@ use slipgate_testbed::{
     frame::{Packet, tcp_flags},
     impairment::{Impairment, SplitMix64},
     pump::Fate,
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     tap::VnetHdr,
     world::SERVER,
@@ -28,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 #[test]
 fn streams_over_a_bad_link_are_whole() {
-    require_root_and_tun!();
+    begin!();
     let connections = knob("SLIPGATE_STRESS_CONNECTIONS", 10_000);
     let mut random = random();
     let world = WorldConfig {

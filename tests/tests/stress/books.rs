@@ -1,6 +1,6 @@
 //! Double-entry bookkeeping: what the guest's link and the uplink carried, against the flow log.
 
-use std::{collections::HashMap, fmt::Write as _, net::SocketAddrV4, time::Duration};
+use std::{collections::HashMap, fmt::Write as _, net::SocketAddr, time::Duration};
 
 use serde_json::Value;
 use slipgate_testbed::{
@@ -269,7 +269,7 @@ fn into_the_guest(records: &[Record], into: &FlowCounts, stats: &Value, wrong: &
 fn sums(records: &[Record], local: impl Fn(&Record) -> &str) -> HashMap<FlowKey, Both> {
     let mut sums: HashMap<FlowKey, Both> = HashMap::new();
     for record in records {
-        let address = |text: &str| -> SocketAddrV4 {
+        let address = |text: &str| -> SocketAddr {
             text.parse()
                 .unwrap_or_else(|error| panic!("{text:?}: {error}"))
         };

@@ -25,7 +25,6 @@ use slipgate_testbed::{
         udp::PacedReport,
     },
     impairment::SplitMix64,
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     world::{HOST, SERVER, UPLINK},
 };
@@ -103,7 +102,7 @@ impl Stand {
         }
     }
 
-    /// What its processes have, once all of them run.
+    /// Waits until all processes run; returns the resources that they hold.
     fn footprint(&self) -> Footprint {
         let running = || self.daemon.children_named("slipgate-engine").len();
         eventually("all engines", || running() == self.workers);
@@ -197,7 +196,7 @@ impl Fixed {
 }
 
 impl Counted {
-    /// What does not agree with the flow log and the uplink.
+    /// Returns the disagreements of the counts with the flow log and the uplink, as text.
     fn disagreements(&self, records: &[Record], uplink: &Captured, kills: u64) -> String {
         let ours = records.iter().filter(|record| record.vm == self.name);
         let is_server = |port: u16| self.servers.contains(&port);
@@ -280,13 +279,13 @@ impl Talk {
 
 #[test]
 fn vms_policies_and_forwards_come_and_go_and_no_other_vm_is_harmed() {
-    require_root_and_tun!();
+    begin!();
     come_and_go(1);
 }
 
 #[test]
 fn vms_policies_and_forwards_come_and_go_with_several_engines() {
-    require_root_and_tun!();
+    begin!();
     come_and_go(2);
 }
 

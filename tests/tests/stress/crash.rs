@@ -19,7 +19,6 @@ use slipgate_testbed::{
     frame::arp,
     impairment::SplitMix64,
     pump::SeenFrame,
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     slipgate::FlowRow,
     tap::VnetHdr,
@@ -48,7 +47,7 @@ struct Servers {
 
 #[test]
 fn killed_at_any_moment_nothing_is_lost() {
-    require_root_and_tun!();
+    begin!();
     let mut random = random();
     let outage = Duration::from_secs(knob("SLIPGATE_STRESS_OUTAGE", 3));
     let mut scene = Scene::new(&[]);
@@ -95,7 +94,7 @@ fn killed_at_any_moment_nothing_is_lost() {
 /// Nobody notices, and the books are whole: what the engine had in hand is sent again.
 #[test]
 fn an_engine_killed_at_any_moment_is_replaced() {
-    require_root_and_tun!();
+    begin!();
     /// Less than are given up.
     const KILLS: u64 = 4;
     let mut random = random();

@@ -16,7 +16,6 @@ use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::dns,
     dns_wire::{Reply, types},
-    require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
     slipgate::{Start, another_build},
     world::{HOST, SERVER, UPLINK},
@@ -28,7 +27,7 @@ use super::{
     traffic::{Churn, Stream, expect_whole, paced},
 };
 
-/// The gateway's resolver.
+/// Resolver at the gateway.
 const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
 /// Interval of the questions.
 const ASKS_EVERY: Duration = Duration::from_millis(25);
@@ -38,7 +37,7 @@ const OPEN_AT_MOST: usize = 60;
 /// Every so many questions one is for a name that the resolver answers late.
 const LATE_ONES: usize = 4;
 const LATE: Duration = Duration::from_millis(150);
-/// What a guest's own resolver has.
+/// Time that a guest's own resolver would wait for an answer.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
 /// How it goes from one daemon to the next.
@@ -129,7 +128,7 @@ fn host_connects(world: &World, port: u16, stop: Arc<AtomicBool>) -> JoinHandle<
     })
 }
 
-/// What the engine port's queue has dropped.
+/// Returns the drops of the engine port's queue.
 fn dropped_by_port(world: &World, daemon: &Slipgate) -> u64 {
     let port = daemon.engine_port();
     let shown = world.host.ip(&format!("-s -j link show {port}")).unwrap();
@@ -148,7 +147,7 @@ fn nothing_is_lost_when_a_service_manager_starts_the_next_daemon() {
 }
 
 fn hand_over(way: Way) {
-    require_root_and_tun!();
+    begin!();
     let mut random = random();
     let world = World::new().unwrap();
     let net = &world.net;

@@ -5,7 +5,6 @@ use std::{net::Ipv4Addr, time::Duration};
 use slipgate_testbed::{
     Capture,
     clients::tcp,
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     world::{HOST, SERVER, UPLINK, WORLD_LINK},
 };
@@ -29,7 +28,7 @@ fn connects(scene: &Scene, server: &TcpServer) -> bool {
 
 #[test]
 fn a_tap_goes_and_comes_and_its_flows_live() {
-    require_root_and_tun!();
+    begin!();
     let mut scene = Scene::new(&[]);
     let echo = TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
     let stream = Stream::start(&scene.guest, echo.address(), 4_000, Duration::ZERO);
@@ -52,7 +51,7 @@ fn a_tap_goes_and_comes_and_its_flows_live() {
 
 #[test]
 fn new_flows_leave_by_the_new_address() {
-    require_root_and_tun!();
+    begin!();
     let mut scene = Scene::new(&[]);
     let host = scene.world.host.clone();
     let server = TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
@@ -102,7 +101,7 @@ fn new_flows_leave_by_the_new_address() {
 
 #[test]
 fn a_smaller_mtu_is_followed_by_streams_under_way() {
-    require_root_and_tun!();
+    begin!();
     let mut scene = Scene::new(&[]);
     let (host, net) = (scene.world.host.clone(), scene.world.net.clone());
     let server = TcpServer::start(&net, (SERVER, 7000), TcpService::Echo).unwrap();

@@ -8,7 +8,7 @@
 use std::{
     fmt::Write as _,
     fs,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -20,7 +20,7 @@ use slipgate_control::paths::netns_inode;
 use slipgate_testbed::{
     GUEST_DEVICE, Guest, GuestConfig, NetNs, PinDir, Slipgate, World,
     clients::{dns, tcp},
-    require_root_and_tun,
+    dns_wire::types,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
     slipgate::FlowRow,
     world::{SERVER, SERVER_2, UPLINK, WORLD_LINK},
@@ -30,12 +30,14 @@ use super::WAIT;
 
 const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
 const NAME: &str = "www.example.test";
+const NAME6: &str = "six.example.test";
 /// Port of the guest's flows of datagrams.
 const GUEST_PORT: u16 = 40_000;
 /// Addresses of IPv6, of the default prefix and of the documentation's.
 const GUEST6: &str = "fd73:6c69:7067::15";
 const GATEWAY6: &str = "fe80::53:4cff:fe47:1";
 const SERVER6: &str = "2001:db8:1::1";
+const SERVER6_2: &str = "2001:db8:1::5";
 const HOST6: &str = "2001:db8:1::2";
 
 fn fixture() -> PathBuf {
@@ -79,6 +81,7 @@ struct Stand {
     pins: PinDir,
     udp: UdpServer,
     by_name: TcpServer,
+    by_name6: TcpServer<Ipv6Addr>,
     resolver: DnsServer,
     world: World,
 }
@@ -87,15 +90,22 @@ impl Stand {
     fn new() -> Self {
         let world = World::new().unwrap();
         address6(&world.host, UPLINK, HOST6);
-        address6(&world.net, WORLD_LINK, SERVER6);
+        for server in [SERVER6, SERVER6_2] {
+            address6(&world.net, WORLD_LINK, server);
+        }
         let route = format!("-6 route add default via {SERVER6} dev {UPLINK}");
         world.host.ip(&route).unwrap();
-        let zone = Zone::from([(NAME.to_owned(), Answer::a(SERVER_2, 86_400))]);
+        let server6: Ipv6Addr = SERVER6_2.parse().unwrap();
+        let zone = Zone::from([
+            (NAME.to_owned(), Answer::a(SERVER_2, 86_400)),
+            (NAME6.to_owned(), Answer::address(server6, 86_400)),
+        ]);
         Self {
             guest: Guest::new(&world, GuestConfig::new("tap0")).unwrap(),
             pins: PinDir::new().unwrap(),
             udp: UdpServer::start(&world.net, (SERVER, 7002), UdpService::Echo).unwrap(),
             by_name: TcpServer::start(&world.net, (SERVER_2, 7000), TcpService::Close).unwrap(),
+            by_name6: TcpServer::start(&world.net, (server6, 7000), TcpService::Close).unwrap(),
             resolver: DnsServer::start(&world.net, (SERVER, 53), zone).unwrap(),
             world,
         }
@@ -104,7 +114,7 @@ impl Stand {
     fn attach(&self) -> Slipgate {
         let (dns, server) = (self.resolver.address().to_string(), SERVER.to_string());
         let rules = ["--default", "deny", "--allow", NAME, "--allow", &server];
-        let ipv6 = ["--allow", SERVER6, "--ipv6", "nat"];
+        let ipv6 = ["--allow", SERVER6, "--allow", NAME6, "--ipv6", "nat"];
         let args = ["--tap", "tap0", "--uplink", UPLINK, "--on-exit", "keep"];
         let more = ["--dns", &dns, "--flow-table", "1024"];
         let args = [&args[..], &more, &rules, &ipv6].concat();
@@ -154,9 +164,26 @@ impl Stand {
         });
     }
 
+    /// Asks for both names.
+    fn ask(&self) {
+        for question in [
+            dns::question(NAME, types::A),
+            dns::question(NAME6, types::AAAA),
+        ] {
+            let ask = || dns::ask_udp(DNS, &question, WAIT);
+            self.guest.run(ask).unwrap();
+        }
+    }
+
+    /// Connects to the addresses of both names, once the guest has one of IPv6.
     fn connect_by_name(&self) {
-        let connect = || tcp::connect_close(self.by_name.address(), WAIT);
-        self.guest.run(connect).unwrap();
+        for to in [
+            SocketAddr::from(self.by_name.address()),
+            self.by_name6.address(),
+        ] {
+            let connect = || tcp::connect_close(to, WAIT);
+            self.guest.run(connect).unwrap();
+        }
     }
 
     /// Directory in which this network namespace's maps are pinned.
@@ -202,12 +229,12 @@ fn hex(bytes: &Value) -> String {
 #[test]
 #[ignore = "of a release: writes the fixture of its maps into the source tree"]
 fn writes_the_fixture() {
-    require_root_and_tun!();
+    begin!();
     let stand = Stand::new();
     let mut slipgate = stand.attach();
     stand.exchange();
     stand.exchange6();
-    stand.guest.run(|| dns::query_udp(DNS, NAME, WAIT)).unwrap();
+    stand.ask();
     stand.connect_by_name();
     assert!(slipgate.stop().unwrap().success());
 
@@ -307,7 +334,7 @@ fn pin(text: &str, directory: &Path) {
 
 #[test]
 fn live_flows_in_maps_of_a_former_build_of_this_version_go_on() {
-    require_root_and_tun!();
+    begin!();
     let stand = Stand::new();
     let text = fs::read_to_string(fixture()).unwrap_or_else(|e| {
         panic!(
@@ -336,7 +363,9 @@ fn live_flows_in_maps_of_a_former_build_of_this_version_go_on() {
         assert_eq!((&after.id, &after.nat), (&before.id, &before.nat));
         assert_eq!((after.tx_packets, after.rx_packets), (2, 2));
     }
-    // Its address is open by a name for which the guest asked the other slipgate.
+    // Addresses are open by names for which the guest asked the other slipgate.
     stand.connect_by_name();
-    assert_eq!(stand.resolver.udp_queries(NAME), 0);
+    for name in [NAME, NAME6] {
+        assert_eq!(stand.resolver.udp_queries(name), 0, "{name}");
+    }
 }

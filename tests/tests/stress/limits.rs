@@ -13,7 +13,6 @@ use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::{IcmpError, tcp, tcp::EchoSession, udp, udp::UdpOutcome},
     frame::{FrameBuilder, Mac, tcp_flags},
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     slipgate::FlowRow,
     world::{SERVER, SERVER_2, UPLINK},
@@ -37,7 +36,7 @@ const VLAN_TAG: [u8; 4] = [0x81, 0, 0, 7];
 
 #[test]
 fn ports_that_are_used_up_refuse_and_harm_nobody() {
-    require_root_and_tun!();
+    begin!();
     const PORTS: usize = 16;
     let mut scene = Scene::new(&["--nat-ports", "61000-61015"]);
     let start = |address| TcpServer::start(&scene.world.net, (address, 7000), TcpService::Echo);
@@ -82,7 +81,7 @@ fn ports_that_are_used_up_refuse_and_harm_nobody() {
 
 #[test]
 fn a_full_table_refuses_and_harms_nobody() {
-    require_root_and_tun!();
+    begin!();
     const SLOTS: u16 = 1_024;
     const FIRST_PORT: u16 = 20_000;
     let mut scene = Scene::new(&["--flow-table", "1024", "--new-flows-per-second", "100000"]);
@@ -157,7 +156,7 @@ fn flood_frame(kind: &str, number: u64) -> FrameBuilder {
 
 #[test]
 fn a_flood_of_one_delays_no_other() {
-    require_root_and_tun!();
+    begin!();
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let bad = Guest::new(&world, GuestConfig::new("tapbad").hand_made()).unwrap();

@@ -20,6 +20,14 @@
 //!     cargo test --release -p slipgate-testbed --test stress -- --test-threads=1 --nocapture
 //! ```
 
+/// Begins a test: it needs root and `/dev/net/tun`, and the machine for itself, since it loads every CPU.
+macro_rules! begin {
+    () => {
+        slipgate_testbed::require_root_and_tun!();
+        let _turn = slipgate_testbed::turns::alone("it loads every CPU");
+    };
+}
+
 mod bad_link;
 mod books;
 mod churn;

@@ -9,7 +9,6 @@ use std::{
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp,
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     world::{SERVER, UPLINK},
 };
@@ -25,7 +24,7 @@ const NO_SYN_LOST: Duration = Duration::from_millis(950);
 
 #[test]
 fn two_processes_and_one_is_killed() {
-    require_root_and_tun!();
+    begin!();
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let guest = |tap: &str| roomy_guest(&world, GuestConfig::new(tap));
@@ -99,7 +98,7 @@ fn two_processes_and_one_is_killed() {
 /// Four chunks of 1,024 slots, three of which one process may have.
 #[test]
 fn what_one_process_had_of_the_table_the_other_gets_when_its_flows_have_ended() {
-    require_root_and_tun!();
+    begin!();
     const FLAGS: [&str; 6] = [
         "--flow-table",
         "4096",

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use slipgate_testbed::{NetNs, clients::tcp, require_root_and_tun, world::UPLINK};
+use slipgate_testbed::{NetNs, clients::tcp, world::UPLINK};
 
 use super::{WAIT, at, below, eventually, random, scene::Scene};
 
@@ -378,7 +378,7 @@ fn flow_of(remote: &str) -> usize {
 
 #[test]
 fn a_policy_that_denies_half_of_ten_thousand_flows_ends_just_these() {
-    require_root_and_tun!();
+    begin!();
     let mut random = random();
     allow_descriptors();
     let files = tempfile::tempdir().unwrap();

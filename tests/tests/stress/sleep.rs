@@ -6,7 +6,6 @@ use std::{
 
 use slipgate_testbed::{
     clients::{tcp, tcp::EchoSession, udp},
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     world::HOST,
 };
@@ -21,7 +20,7 @@ const LONGEST_AWAKE_MS: u64 = 200;
 
 #[test]
 fn none_of_those_who_come_for_a_vm_that_sleeps_now_and_then_is_lost() {
-    require_root_and_tun!();
+    begin!();
     let clients = knob("SLIPGATE_STRESS_KNOCKS", 250);
     let mut random = random();
     let mut scene = Scene::new(&["--forward", "tcp:8080:80", "--forward", "udp:5353:53"]);

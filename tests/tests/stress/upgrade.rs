@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use slipgate_testbed::{
     clients::tcp,
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     world::SERVER,
 };
@@ -32,7 +31,7 @@ enum Way {
 
 #[test]
 fn nothing_is_lost_over_a_restart_or_an_upgrade() {
-    require_root_and_tun!();
+    begin!();
     let mut random = random();
     let mut scene = Scene::new(&["--on-exit", "keep"]);
     let mut books = Books::open(&scene);

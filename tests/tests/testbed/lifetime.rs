@@ -13,6 +13,8 @@ use std::{
 
 use slipgate_testbed::{Guest, GuestConfig, NetNs, PinDir, World, require_root_and_tun};
 
+use super::WAIT;
+
 const WITNESS_PATH: &str = "SLIPGATE_TESTBED_WITNESS";
 
 fn world_with_witness(path: &Path) -> (World, Guest) {
@@ -27,7 +29,7 @@ fn world_with_witness(path: &Path) -> (World, Guest) {
 }
 
 fn comes_true(what: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + WAIT;
     while Instant::now() < deadline {
         if what() {
             return true;

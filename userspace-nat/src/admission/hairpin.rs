@@ -14,7 +14,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use slipgate_abi::{Refusal, VmId, VmRow};
-use slipgate_model::FlowTuple;
+use slipgate_model::{FlowTuple, route::OUT_THERE};
 
 use super::plan::{Path, Plan, Planner};
 use crate::{
@@ -25,10 +25,15 @@ use crate::{
 };
 use slipgate_policy::Destination;
 
-/// Address that only a route to all of the internet has.
-const ANYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// Returns an address of the family of `addr` that only a route to all of the internet has.
+fn anywhere(addr: IpAddr) -> IpAddr {
+    match addr {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => OUT_THERE.into(),
+    }
+}
 
-/// What is planned about a flow that is led back in.
+/// Plan of a flow whose destination leads back to a guest of this host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hairpin {
     /// The VM to which the destination leads.
@@ -54,8 +59,7 @@ pub(crate) fn leads_in<D: Datapath>(
     world: &FlowTuple,
 ) -> Option<LeadsIn> {
     // Not a broadcast address.
-    let is_hosts = nat.network.routes.may_send_from(world.local);
-    if !is_hosts || !world.local.is_ipv4() {
+    if !nat.network.routes.may_send_from(world.local) {
         return None;
     }
     let mapped = nat.flows.mappings.by_outside(world);
@@ -94,10 +98,14 @@ impl<D: Datapath> Planner<'_, D> {
         if !behaviour.hairpins() || self.nat.flows.mappings.range().is_none() {
             return None;
         }
+        // It has no translated address by which it would come back.
+        if vm.net.is_routed_to(to.addr) {
+            return None;
+        }
         let world = FlowTuple {
             scope: FlowTuple::WORLD,
             local: to.addr,
-            remote: ANYWHERE,
+            remote: anywhere(to.addr),
             local_port: to.port,
             remote_port: 0,
             protocol: to.protocol as u8,
@@ -111,7 +119,7 @@ impl<D: Datapath> Planner<'_, D> {
         if !is_open {
             return None;
         }
-        let inside = guest.and_then(|guest| Inside::of(guest, ANYWHERE));
+        let inside = guest.and_then(|guest| Inside::of(guest, anywhere(to.addr)));
         let external = self.nat.hairpin_source(vm.net.id, inside.as_ref(), to.addr);
         let decision = self.rules.decide_hairpin(vm.net.id, to);
         let mut plan = Plan {
@@ -169,12 +177,17 @@ impl<D: Datapath> Nat<D> {
     ) -> Result<IpAddr, Refusal> {
         let Self { flows, network, .. } = self;
         let pairing = network.pairing(vm);
-        if let Some(pairing) = pairing.filter(|pairing| pairing.pool().has_family(false)) {
-            let address = pairing.address(false, &network.routes);
+        if let Some(pairing) = pairing.filter(|of| of.pool().has_family(to.is_ipv6())) {
+            let address = pairing.address(to.is_ipv6(), &network.routes);
             return address.ok_or(Refusal::NoAddress);
         }
         let known = inside.and_then(|inside| flows.mappings.external_of(inside, to));
-        let own = || network.route(vm, ANYWHERE).hop().map(|(_, source)| source);
+        let own = || {
+            network
+                .route(vm, anywhere(to))
+                .hop()
+                .map(|(_, source)| source)
+        };
         known.or_else(own).ok_or(Refusal::NoRoute)
     }
 }

@@ -11,8 +11,9 @@
 //! its port must be one whom the rules let the guest send to, and whom the policy's filtering lets in.
 //! A sender under an inspect rule is refused: what it sends first says nothing about a name.
 //!
-//! A guest has several addresses of IPv6, and chooses them itself. A flow leads to the one that it used
-//! last; while none is bound, flows are refused.
+//! A guest has several addresses of IPv6, and chooses them itself. A flow by a forward leads to the one
+//! that it used last; while none is bound, flows are refused. A flow by a mapping leads to the address
+//! whose port has the mapping.
 //!
 //! Forwards and mappings may use a share of each quota, so the world cannot use up the whole quota of a guest.
 use std::{net::IpAddr, rc::Rc, sync::atomic::Ordering::Relaxed};
@@ -119,6 +120,7 @@ fn plan<D: Datapath>(
 ) -> Option<InboundPlan> {
     let matched = match forwards.matching(world, vm.net.id) {
         Some(forward) => Matched {
+            guest: None,
             guest_port: forward.guest_port,
             rule: forward.rule,
             name: None,
@@ -127,6 +129,8 @@ fn plan<D: Datapath>(
         None => mapped(nat, rules, vm, world, from, now_ns)?,
     };
     let routes = &nat.network.routes;
+    let row = || nat.datapath.vm6(vm.net.row);
+    let guest = || (matched.guest).or_else(|| addresses::guest_for(&vm.net, world.local, row));
     // A host that routes sees packets to other hosts: they match no forward.
     if routes.lookup(world.local) != Route::HostLocal {
         return None;
@@ -134,9 +138,8 @@ fn plan<D: Datapath>(
     let room = if let Some(refusal) = matched.refused {
         Err(refusal)
     } else if from == Sender::Guest {
-        let guest = addresses::guest_for(&vm.net, world.local, || nat.datapath.vm6(vm.net.row));
         let room = || Room::find(nat, vm, true, now_ns);
-        guest.map_or(Err(Refusal::NoAddress), |guest| Ok((guest, None, room())))
+        guest().map_or(Err(Refusal::NoAddress), |guest| Ok((guest, None, room())))
     } else if rules.may_come_in(&vm.net, world.remote) {
         let route = nat.network.route_of_host(vm.net.id, world.remote);
         let room = || Room::find(nat, vm, true, now_ns);
@@ -147,8 +150,7 @@ fn plan<D: Datapath>(
                 || nat.network.is_pooled(vm.net.id, world.local)
         };
         let hop = route.hop().filter(leaves_by);
-        let guest = addresses::guest_for(&vm.net, world.local, || nat.datapath.vm6(vm.net.row));
-        match (hop, guest) {
+        match (hop, guest()) {
             (Some((hop, _)), Some(guest)) => Ok((guest, Some(hop), room())),
             (None, _) => Err(Refusal::NoRoute),
             (_, None) => Err(Refusal::NoAddress),
@@ -164,8 +166,10 @@ fn plan<D: Datapath>(
     })
 }
 
-/// What a packet from the world leads to.
+/// The forward that a packet from the world matches, and the guest behind it.
 struct Matched {
+    /// Address of the guest; `None`: the one that it used last.
+    guest: Option<IpAddr>,
     guest_port: u16,
     rule: RuleIndex,
     name: Option<Rc<LearntName>>,
@@ -204,6 +208,7 @@ fn mapped<D: Datapath>(
     if sender == Sender::Guest {
         let decision = rules.decide_hairpin(vm.net.id, from);
         return behaviour.hairpins().then_some(Matched {
+            guest: Some(inside.guest),
             guest_port: inside.port,
             rule: Rules::element_of(decision.rule),
             name: None,
@@ -213,6 +218,7 @@ fn mapped<D: Datapath>(
     let verdict = rules.judge.borrow().decide(vm.net.id, from, now_ns);
     let inspected = verdict.inspect.then_some(Refusal::Inspection);
     Some(Matched {
+        guest: Some(inside.guest),
         guest_port: inside.port,
         rule: Rules::element_of(verdict.decision.rule),
         refused: verdict.decision.refusal.or(inspected),

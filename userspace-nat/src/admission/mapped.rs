@@ -70,9 +70,7 @@ impl<D: Datapath> Nat<D> {
         let Some(mapping) = mappings.get(inside).filter(|mapping| !mapping.is_open()) else {
             return Ok(());
         };
-        let Some(key) = inside.pool().key(mapping.port) else {
-            return Ok(());
-        };
+        let key = inside.pool().key(mapping.port);
         if !mappings.may_open(inside.vm) {
             return Err(InsertError::Full);
         }
@@ -88,9 +86,7 @@ impl<D: Datapath> Nat<D> {
 
     /// Has the programs leave first packets to the port of a mapping that is gone to the host.
     pub(crate) fn close(&mut self, closed: &Closed) {
-        if let Some(key) = closed.key() {
-            let _ = self.datapath.close_port(&key, closed.vm);
-        }
+        let _ = self.datapath.close_port(&closed.key(), closed.vm);
     }
 
     /// Has the programs leave first packets to such a port to the host again.
@@ -100,9 +96,8 @@ impl<D: Datapath> Nat<D> {
             return;
         };
         // Where the kernel refuses, the engine lets nobody in.
-        if let Some(key) = inside.pool().key(mapping.port) {
-            let _ = self.datapath.close_port(&key, inside.vm);
-        }
+        let key = inside.pool().key(mapping.port);
+        let _ = self.datapath.close_port(&key, inside.vm);
         mappings.set_open(inside, false);
     }
 

@@ -154,15 +154,28 @@ impl<'a, D: Datapath> Planner<'a, D> {
         }
         let room = plan.room.insert(self.room_for_guest(vm));
         room.check(vm, self.now_ns)?;
+        let host = self.nat.host_sockets.as_deref();
+        if host.is_some_and(|host| host.lacks(to.addr, to.protocol)) {
+            return Err(Refusal::NoSocket.into());
+        }
         // Its port is the guest's own.
         if vm.net.is_routed_to(to.addr) {
             return Ok(());
         }
         // A port that was inspected is to rest toward its destination.
         let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
-        let can_be_mapped = flows.mappings.range().is_some() && source.is_ipv4();
+        // A guest may have given itself the host's own address of IPv6.
+        let is_apart = source.is_ipv4() || guest.is_none_or(|guest| guest.local != source);
+        let can_be_mapped = flows.mappings.range().is_some() && is_apart;
         if behaviour.is_mapped() && can_be_mapped && !is_inspected {
             plan.mapped = Some(behaviour);
+            let inside = guest.and_then(|guest| Inside::of(guest, source));
+            let known = inside.and_then(|inside| flows.mappings.external_of(&inside, source));
+            let route = known.map(|known| network.keeping_source(vm.net.id, route, to.addr, known));
+            plan.route = route.or(plan.route);
+            let source = route
+                .and_then(Route::hop)
+                .map_or(source, |(_, source)| source);
             let pool = Pool {
                 protocol: to.protocol,
                 nat: source,

@@ -374,6 +374,11 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         (Refusal::PortsExhausted, _) => {
             "refused: no translated port toward that destination is left".to_owned()
         }
+        (Refusal::NoSocket, _) => {
+            "refused: the host gives no socket for it: the engine's descriptors are used up, but for \
+             those that are kept for other things, or the host is short of descriptors or memory"
+                .to_owned()
+        }
         (Refusal::NoAddress, _) | (_, Some(Route::NoSource)) => {
             "refused: none of the VM's nat_addresses is an address of this host now".to_owned()
         }
@@ -394,7 +399,7 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         },
         (_, Some(Route::Refused(kind))) => format!("the host's route refuses it ({kind:?})"),
         (_, Some(Route::Undecided { priority })) => format!(
-            "the rule {priority} of `ip rule` is by what slipgate does not look at, such as ports or \
+            "the rule {priority} of `ip rule` has a condition that slipgate does not check, such as ports or \
              users, so it is not known which route comes next"
         ),
         (_, Some(Route::Unreachable | Route::Via { .. }) | None) => match &vm.net.routes {

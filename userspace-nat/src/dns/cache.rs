@@ -43,11 +43,11 @@ struct Entry {
     answer: Answer,
     stored_ns: u64,
     vm: VmId,
-    links: [Link; 2],
+    links: [ListLinks; 2],
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct ListLinks {
     newer: u32,
     older: u32,
 }
@@ -120,7 +120,7 @@ impl Cache {
         {
             self.remove(index);
         }
-        let links = [Link {
+        let links = [ListLinks {
             newer: NIL,
             older: NIL,
         }; 2];
@@ -212,7 +212,7 @@ impl List {
     };
 
     fn push(&mut self, entries: &mut [Entry], index: u32, which: usize) {
-        entries[index as usize].links[which] = Link {
+        entries[index as usize].links[which] = ListLinks {
             newer: NIL,
             older: self.newest,
         };
@@ -226,7 +226,7 @@ impl List {
     }
 
     fn take(&mut self, entries: &mut [Entry], index: u32, which: usize) {
-        let Link { newer, older } = entries[index as usize].links[which];
+        let ListLinks { newer, older } = entries[index as usize].links[which];
         match newer {
             NIL => self.newest = older,
             newer => entries[newer as usize].links[which].older = older,

@@ -106,12 +106,12 @@ pub(super) enum Progress {
     Waiting,
     /// The question was answered, or has the best refusal if no resolver answered.
     Answered(Answer),
-    /// No resolver answered.
+    /// No resolver has answered.
     Failed,
 }
 
 /// Result of reading from one attempt.
-enum Outcome {
+enum AttemptResult {
     Waiting,
     Answered(Answer),
     Truncated(Answer),
@@ -188,16 +188,16 @@ impl Exchange {
             let to = attempt.to;
             let asked = (to, link_to(&self.ways, to));
             match attempt.progress(Key(&self.key), self.token, with) {
-                Outcome::Waiting => {
+                AttemptResult::Waiting => {
                     i += 1;
                     continue;
                 }
-                Outcome::Answered(answer) => {
+                AttemptResult::Answered(answer) => {
                     with.resolvers.answered(asked);
                     self.answered_by = Some(to);
                     return Progress::Answered(answer);
                 }
-                Outcome::Truncated(answer) => {
+                AttemptResult::Truncated(answer) => {
                     with.resolvers.answered(asked);
                     self.fallback = Some(answer);
                     self.answered_by = Some(to);
@@ -206,7 +206,7 @@ impl Exchange {
                         self.give_up_on(to);
                     }
                 }
-                Outcome::Recased(answer) => {
+                AttemptResult::Recased(answer) => {
                     // The true answer may still come to the socket, and is the better one.
                     if self.fallback.is_none() {
                         self.fallback = Some(answer);
@@ -218,7 +218,7 @@ impl Exchange {
                         self.give_up_on(to);
                     }
                 }
-                Outcome::Refused(answer) => {
+                AttemptResult::Refused(answer) => {
                     with.resolvers.answered(asked);
                     if self.fallback.is_none() {
                         self.fallback = Some(answer);
@@ -226,7 +226,7 @@ impl Exchange {
                     }
                     self.give_up_on(to);
                 }
-                Outcome::Failed => self.give_up_on(to),
+                AttemptResult::Failed => self.give_up_on(to),
             }
             // The attempts have changed: look at them all again. Each change spends a resolver,
             // adds the one TCP attempt or takes a datagram in, so this ends.
@@ -395,7 +395,12 @@ fn sent(result: io::Result<usize>) -> io::Result<()> {
 }
 
 impl Attempt {
-    fn progress(&mut self, key: Key<'_>, token: Token, with: &mut Surroundings<'_>) -> Outcome {
+    fn progress(
+        &mut self,
+        key: Key<'_>,
+        token: Token,
+        with: &mut Surroundings<'_>,
+    ) -> AttemptResult {
         match &mut self.socket {
             Socket::Udp(socket) => {
                 for _ in 0..BURST {
@@ -404,20 +409,22 @@ impl Attempt {
                         Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                         Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                         // Port unreachable, network down: nobody there.
-                        Err(_) => return Outcome::Failed,
+                        Err(_) => return AttemptResult::Failed,
                     };
                     match Answer::parse(&with.scratch[..len], self.id, key) {
                         Err(AnswerError::Mismatch) => *with.mismatched += 1,
-                        Err(AnswerError::Malformed) => return Outcome::Failed,
-                        Ok(answer) if answer.is_truncated() => return Outcome::Truncated(answer),
+                        Err(AnswerError::Malformed) => return AttemptResult::Failed,
+                        Ok(answer) if answer.is_truncated() => {
+                            return AttemptResult::Truncated(answer);
+                        }
                         Ok(answer) if !has_name(&with.scratch[..len], &self.name) => {
                             *with.mismatched += 1;
-                            return Outcome::Recased(answer.not_kept());
+                            return AttemptResult::Recased(answer.not_kept());
                         }
                         Ok(answer) => return judged(answer),
                     }
                 }
-                Outcome::Waiting
+                AttemptResult::Waiting
             }
             Socket::Tcp(tcp) => {
                 let before = tcp.interest();
@@ -427,16 +434,16 @@ impl Attempt {
                         let moved = before == after
                             || with.poller.modify(tcp.as_fd(), token, after).is_ok();
                         if moved {
-                            Outcome::Waiting
+                            AttemptResult::Waiting
                         } else {
-                            Outcome::Failed
+                            AttemptResult::Failed
                         }
                     }
                     Ok(Some(message)) => match Answer::parse(&message, self.id, key) {
                         Ok(answer) if !answer.is_truncated() => judged(answer),
-                        _ => Outcome::Failed,
+                        _ => AttemptResult::Failed,
                     },
-                    Err(_) => Outcome::Failed,
+                    Err(_) => AttemptResult::Failed,
                 }
             }
         }
@@ -445,10 +452,10 @@ impl Attempt {
 
 /// Outcome of an answer by its code. FORMERR, SERVFAIL, NOTIMP and REFUSED concern the resolver,
 /// not the name, so another may answer better.
-fn judged(answer: Answer) -> Outcome {
+fn judged(answer: Answer) -> AttemptResult {
     match answer.rcode() {
-        1 | 2 | 4 | 5 => Outcome::Refused(answer),
-        _ => Outcome::Answered(answer),
+        1 | 2 | 4 | 5 => AttemptResult::Refused(answer),
+        _ => AttemptResult::Answered(answer),
     }
 }
 

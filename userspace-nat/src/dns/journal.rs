@@ -28,7 +28,7 @@ pub(super) struct Journal {
 
 /// Reply that a guest receives.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Outcome<'a> {
+pub(super) enum ReplyKind<'a> {
     Refused(&'a ExtendedError),
     /// An answer, and its age in seconds.
     Answered(&'a Answer, u32),
@@ -50,7 +50,7 @@ impl Journal {
         policy: &dyn NamePolicy,
         waiter: &Waiter,
         key: Key<'_>,
-        outcome: Outcome<'_>,
+        outcome: ReplyKind<'_>,
         source: Source,
         now_ns: u64,
     ) {
@@ -81,12 +81,12 @@ impl Journal {
             answered_ns: now_ns,
         };
         match outcome {
-            Outcome::Refused(error) => {
+            ReplyKind::Refused(error) => {
                 question.rcode = error.rcode as u16;
                 question.refused = Some(error.text.clone());
             }
-            Outcome::Failed => question.rcode = Rcode::ServFail as u16,
-            Outcome::Answered(answer, age_s) => {
+            ReplyKind::Failed => question.rcode = Rcode::ServFail as u16,
+            ReplyKind::Answered(answer, age_s) => {
                 question.rcode = u16::from(answer.extended_rcode) << 4 | answer.rcode();
                 question.chain = chain(answer, key.name());
                 for (address, ttl_s) in answer.addresses() {

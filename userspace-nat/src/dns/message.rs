@@ -22,8 +22,6 @@ impl Bits {
     pub const QR: u16 = 0x8000;
     /// Mask of the kind of query; 0 is a standard query.
     pub const OPCODE: u16 = 0x7800;
-    /// The answer is authoritative.
-    pub const AA: u16 = 0x0400;
     /// The message was truncated.
     pub const TC: u16 = 0x0200;
     /// The client desires recursion.

@@ -17,7 +17,7 @@ use super::{
     cache::Cache,
     exchange::{Exchange, Progress, Surroundings},
     in_flight::{InFlight, Waiter},
-    journal::{Journal, Outcome},
+    journal::{Journal, ReplyKind},
     message::Rcode,
     no_ipv6,
     policy::{ExtendedError, NamePolicy},
@@ -63,7 +63,7 @@ impl Default for Limits {
 /// A guest that asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Guest<'a> {
-    /// The VM.
+    /// The guest's VM, with its addresses and policy.
     pub vm: &'a VmNet,
     /// Whether its flows reach anything by IPv6 now: only then are IPv6 addresses looked up.
     pub has_ipv6: bool,
@@ -468,7 +468,7 @@ impl Proxy {
     }
 
     fn refuse(&mut self, waiter: &Waiter, key: Key<'_>, error: &ExtendedError, now_ns: u64) {
-        let (policy, outcome) = (&*self.policy, Outcome::Refused(error));
+        let (policy, outcome) = (&*self.policy, ReplyKind::Refused(error));
         self.journal
             .note(policy, waiter, key, outcome, Source::Policy, now_ns);
         let message = reply::refused(&waiter.asked, key, error);
@@ -488,7 +488,7 @@ impl Proxy {
         now_ns: u64,
     ) {
         waiter.stats.tally(Tally::DnsFailure, 1);
-        let (policy, outcome) = (&*self.policy, Outcome::Failed);
+        let (policy, outcome) = (&*self.policy, ReplyKind::Failed);
         self.journal
             .note(policy, waiter, key, outcome, Source::Nobody, now_ns);
         let message = match reason {
@@ -528,8 +528,8 @@ fn answered(
     };
     let verdict = policy.answer(waiter.vm, key.name(), answer, age_s, now_ns);
     let outcome = match &verdict {
-        Err(error) => Outcome::Refused(error),
-        Ok(()) => Outcome::Answered(answer, age_s),
+        Err(error) => ReplyKind::Refused(error),
+        Ok(()) => ReplyKind::Answered(answer, age_s),
     };
     journal.note(policy, waiter, key, outcome, source, now_ns);
     match verdict {

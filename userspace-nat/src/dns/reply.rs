@@ -27,7 +27,7 @@ pub struct Asked {
     pub name: Box<[u8]>,
     /// Whether DO is set; `None` if the query has no EDNS.
     pub edns: Option<bool>,
-    /// Largest reply, bytes.
+    /// Size that the reply must not exceed, bytes.
     pub limit: usize,
 }
 

@@ -21,7 +21,7 @@ use crate::{
 /// Slots that are adopted in a turn, about 0.5 ms: first packets wait meanwhile.
 const SLOTS_PER_TURN: usize = 256;
 
-/// What the walk needs beside the flows.
+/// Values that the walk over a predecessor's slots needs beside the flows.
 #[derive(Debug)]
 pub(super) struct Walk {
     /// Ids in the flow log's tail.

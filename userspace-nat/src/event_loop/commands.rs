@@ -116,6 +116,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             .map_err(EngineError::Wait)
     }
 
+    /// Tells that a VM is a network namespace of this host, in which connections of its forwards may be
+    /// continued by these sockets.
+    pub fn set_namespace(&mut self, vm: VmId, sockets: relay::NamespaceSockets) {
+        self.services.relay.set_namespace(vm, sockets);
+    }
+
     /// Changes the forwards of a VM. Flows through a removed one are cut, unless the VM's policy
     /// says of a reload that they are kept.
     ///
@@ -168,9 +174,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     }
 
     /// Packets from the world are made of what sockets of the host received (user mode): those of
-    /// IPv6 that the guest's link does not take leave in fragments, too.
+    /// IPv6 that the guest's link does not take leave in fragments, too. Flows that the host has no
+    /// socket for are refused.
     pub fn set_world_of_sockets(&mut self) {
         self.core.nat.world_is_sockets = true;
+        self.core.nat.host_sockets = self.port.host_sockets();
     }
 
     /// Replaces the flow log's file (rotation).

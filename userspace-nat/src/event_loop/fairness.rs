@@ -10,15 +10,16 @@
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use hashbrown::HashMap;
-use slipgate_abi::VmRow;
+use slipgate_abi::{Handover, VmRow, first_packet::RING_LEN, portframe::PortFlags};
 
 use crate::{
     port::{BATCH, Batch, Frame, KeptFrame},
     state::credits::credits_of,
 };
 
-/// Most frames that wait. Beyond it they wait in the port's queue, where they are in one order.
-pub(super) const MOST_WAITING: u16 = 1_024;
+/// Most frames that wait: 1,024 and, where there is one, a whole ring of first packets. Beyond it they
+/// wait in the port's queue, where they are in one order, and in the ring.
+pub(super) const MOST_WAITING: u16 = 1_024 + RING_LEN as u16;
 
 /// Most frames of one sender whose credits are given back together: the programs of other CPUs read the
 /// counts with each frame, and each change of them is waited for.
@@ -62,7 +63,7 @@ struct Share {
 /// A frame whose turn it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// The frame.
+    /// The frame to handle.
     pub(super) frame: KeptFrame,
     pub(super) sender: Sender,
     /// Credits to give back to its sender before it is handled: its own and those of the next frames,
@@ -78,32 +79,49 @@ impl Waiting {
         self.turns.is_empty()
     }
 
-    /// Whether all frames of another batch may wait.
+    /// Whether all frames of another batch may wait, and of the ring of first packets.
     pub(crate) fn has_room(&self) -> bool {
-        self.frames.len() - self.free.len() + BATCH <= usize::from(MOST_WAITING)
+        let waiting = self.frames.len() - self.free.len();
+        waiting + BATCH + RING_LEN as usize <= usize::from(MOST_WAITING)
     }
 
-    /// Takes all frames of a batch, which keeps them.
-    pub(crate) fn take(&mut self, batch: &mut Batch) {
-        let mut senders = [((VmRow::NOBODY, false), 0); BATCH];
-        for (at, (sender, credits)) in senders.iter_mut().enumerate().take(batch.len()) {
+    /// Takes all frames of a batch, which keeps them. The first `by_port` of them were read from the
+    /// port, and take their place behind the others. Returns how many of these are first packets of
+    /// guests.
+    pub(crate) fn take(&mut self, batch: &mut Batch, by_port: usize) -> u64 {
+        let mut first_packets = 0;
+        for at in (by_port..batch.len()).chain(0..by_port) {
+            let kept = batch.kept(at);
             // A frame that can't be parsed is dropped: its position does not matter.
-            if let Some(frame) = Frame::parse(batch.frame(at)) {
-                *sender = (frame.header.row(), frame.is_from_world());
-                *credits = credits_of(&frame);
-            }
+            let (sender, credits) = match Frame::parse(batch.frame(at)) {
+                Some(frame) if frame.header.flags & PortFlags::WAKE != 0 => {
+                    batch.release(kept);
+                    continue;
+                }
+                Some(frame) => {
+                    let from_world = frame.is_from_world();
+                    let is_first = frame.header.code == Handover::Miss as u8 && !from_world;
+                    first_packets += u64::from(at < by_port && is_first);
+                    ((frame.header.row(), from_world), credits_of(&frame))
+                }
+                None => ((VmRow::NOBODY, false), 0),
+            };
+            self.line_up_frame(kept, sender, credits);
         }
-        for (frame, (sender, credits)) in batch.keep().zip(senders) {
-            let index = self.wait(frame, credits);
-            if let Some(share) = self.senders.get_mut(&sender) {
-                let last = std::mem::replace(&mut share.last, index);
-                self.frames[usize::from(last)].next = Some(index);
-                continue;
-            }
-            let (first, last) = (index, index);
-            self.senders.insert(sender, Share { first, last });
-            self.line_up(self.cost, sender);
+        batch.keep();
+        first_packets
+    }
+
+    fn line_up_frame(&mut self, frame: KeptFrame, sender: Sender, credits: u64) {
+        let index = self.wait(frame, credits);
+        if let Some(share) = self.senders.get_mut(&sender) {
+            let last = std::mem::replace(&mut share.last, index);
+            self.frames[usize::from(last)].next = Some(index);
+            return;
         }
+        let (first, last) = (index, index);
+        self.senders.insert(sender, Share { first, last });
+        self.line_up(self.cost, sender);
     }
 
     fn wait(&mut self, frame: KeptFrame, credits: u64) -> u16 {

@@ -37,7 +37,7 @@ fn read(batch: &mut Batch, waiting: &mut Waiting, queue: &mut VecDeque<Vec<u8>>)
         };
         assert!(batch.push_with(fill).unwrap());
     }
-    waiting.take(batch);
+    waiting.take(batch, 0);
 }
 
 /// Handles one frame. Returns whose it was, and its number.
@@ -54,7 +54,7 @@ fn handle(batch: &mut Batch, waiting: &mut Waiting, cost: usize) -> Option<(u16,
 #[test]
 fn a_newcomer_is_served_within_two_frames_whatever_waits() {
     let (mut batch, mut waiting) = (Batch::keeping(MOST_WAITING), Waiting::default());
-    let mut queue: VecDeque<_> = (0..u32::from(MOST_WAITING))
+    let mut queue: VecDeque<_> = (0..u32::from(MOST_WAITING) - RING_LEN)
         .map(|n| frame(1, false, n))
         .collect();
     while !queue.is_empty() {

@@ -7,6 +7,9 @@
 //! down twice, and a sleep of [`FAR_NS`] forgets all. An idle guest's engine does not look at all, and
 //! events that come regularly but far apart end the looks after a few. Where the thread's peers need its
 //! own CPU, its looks are in vain, and end by themselves.
+//!
+//! What can wait until nothing is ready is done behind the first look that finds nothing, or before a sleep
+//! without a look: the time that the peers take for their answers is free.
 use std::io;
 
 use crate::{
@@ -31,7 +34,9 @@ pub(super) struct Looking {
 }
 
 impl Looking {
-    /// Waits as [`Poller::wait`] does, with a look before it where that is worth while.
+    /// Waits as [`Poller::wait`] does, with a look before it where that is worth while. `meanwhile` is
+    /// called once when nothing is ready, with events known to be near, or before it sleeps; the wait is
+    /// over if it says that there is something to do.
     ///
     /// # Errors
     /// When the kernel refuses the wait.
@@ -41,11 +46,13 @@ impl Looking {
         clock: &impl Clock,
         timeout_ns: Option<u64>,
         ready: &mut Vec<Readiness>,
+        meanwhile: impl FnOnce() -> bool,
     ) -> io::Result<()> {
         if timeout_ns == Some(0) {
             return poller.wait(timeout_ns, ready);
         }
-        let began_ns = clock.now_ns();
+        let mut began_ns = clock.now_ns();
+        let mut meanwhile = Some(meanwhile);
         let look_ns = self.look_ns().min(timeout_ns.unwrap_or(u64::MAX));
         let mut waited_ns = 0;
         while waited_ns < look_ns {
@@ -55,7 +62,19 @@ impl Looking {
                 self.waited(waited_ns, false);
                 return Ok(());
             }
-            std::hint::spin_loop();
+            match meanwhile.take() {
+                None => std::hint::spin_loop(),
+                Some(meanwhile) => {
+                    if meanwhile() {
+                        return Ok(());
+                    }
+                    // It is no part of the look.
+                    began_ns += clock.now_ns().saturating_sub(began_ns + waited_ns);
+                }
+            }
+        }
+        if meanwhile.is_some_and(|meanwhile| meanwhile()) {
+            return Ok(());
         }
         let left_ns = timeout_ns.map(|timeout_ns| timeout_ns.saturating_sub(waited_ns));
         poller.wait(left_ns, ready)?;

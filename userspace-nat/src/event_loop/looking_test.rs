@@ -70,15 +70,16 @@ fn a_wait_looks_first_if_events_have_been_near_and_then_sleeps() {
     // Readings of the clock in a wait: at its beginning, behind each look, and at its end.
     let mut readings = |looking: &mut Looking, timeout_ns| {
         let before = clock.0.get();
-        let waited = looking.wait(&mut poller, &clock, timeout_ns, &mut ready);
+        let waited = looking.wait(&mut poller, &clock, timeout_ns, &mut ready, || false);
         waited.unwrap();
         (clock.0.get() - before) / 1_000
     };
     let looks = LOOK_NS / 1_000;
     assert_eq!(readings(&mut Looking::default(), Some(1)), 2, "no look");
     let dense = || Looking { near: MOST };
-    assert_eq!(readings(&mut dense(), Some(1_000_000)), 2 + looks);
-    assert_eq!(readings(&mut dense(), Some(5_000)), 2 + 5, "not longer");
+    // One more, behind what was put off, is no part of the look.
+    assert_eq!(readings(&mut dense(), Some(1_000_000)), 3 + looks);
+    assert_eq!(readings(&mut dense(), Some(5_000)), 3 + 5, "not longer");
     assert_eq!(readings(&mut dense(), Some(0)), 0, "it is not to wait");
     let mut in_vain = dense();
     readings(&mut in_vain, Some(1));
@@ -97,8 +98,47 @@ fn what_a_look_finds_ends_the_wait() {
     writer.write_all(b"x").unwrap();
     let (clock, mut ready) = (Steps::default(), Vec::new());
     let mut looking = Looking { near: DENSE };
-    looking.wait(&mut poller, &clock, None, &mut ready).unwrap();
+    let is_called = Cell::new(false);
+    let meanwhile = || {
+        is_called.set(true);
+        false
+    };
+    looking
+        .wait(&mut poller, &clock, None, &mut ready, meanwhile)
+        .unwrap();
+    assert!(!is_called.get(), "there was something to do");
     let found: Vec<_> = ready.iter().map(|it| it.token).collect();
     assert_eq!((found, clock.0.get()), (vec![token], 2_000));
     assert_eq!(looking.near, DENSE + 1);
+}
+
+#[test]
+fn what_was_put_off_is_done_before_a_sleep_and_behind_the_first_look() {
+    let mut poller = Poller::new().unwrap();
+    for (near, looks) in [(0, 0), (DENSE, 1)] {
+        let clock = Steps::default();
+        let mut called_ns = Vec::new();
+        let meanwhile = || {
+            called_ns.push(clock.0.get());
+            false
+        };
+        let mut looking = Looking { near };
+        looking
+            .wait(&mut poller, &clock, Some(1), &mut Vec::new(), meanwhile)
+            .unwrap();
+        assert_eq!(called_ns, [1_000 + 1_000 * looks], "near {near}");
+    }
+}
+
+#[test]
+fn a_wait_ends_at_once_if_what_was_put_off_has_led_to_more() {
+    let mut poller = Poller::new().unwrap();
+    for near in [0, DENSE] {
+        let (clock, mut ready) = (Steps::default(), Vec::new());
+        let mut looking = Looking { near };
+        looking
+            .wait(&mut poller, &clock, None, &mut ready, || true)
+            .unwrap();
+        assert!(ready.is_empty());
+    }
 }

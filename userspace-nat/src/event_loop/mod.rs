@@ -21,12 +21,12 @@
 //! when there is no VM.
 use std::collections::VecDeque;
 
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, first_packet::RING_LEN};
 use slipgate_model::OnExit;
 
 use self::{
-    activity::Activity, fairness::Waiting, listening::Listening, looking::Looking,
-    reload::Reloading,
+    activity::Activity, fairness::Waiting, first_packets::FirstPackets, listening::Listening,
+    looking::Looking, reload::Reloading,
 };
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
@@ -50,6 +50,7 @@ mod adopting;
 mod commands;
 mod cut;
 mod fairness;
+mod first_packets;
 mod listening;
 mod looking;
 mod names;
@@ -66,6 +67,9 @@ const WORK_PER_TURN: usize = 8 * BATCH;
 /// Work between two readings of the port, some 0.1 ms: for so long a VM's first packet waits
 /// behind others that were read. More than this is read at once, so the port's queue is short.
 const WORK_PER_READ: usize = BATCH / 2;
+/// Readings of the port to leave out after one that found it empty, while first packets come by the
+/// ring. What comes meanwhile waits some 0.1 ms longer, or until the next turn.
+const SKIPPED_READINGS: u8 = 3;
 /// Work of a frame that opens a flow: it takes about four times as long as one that is refused.
 const OPENING_WORK: usize = 4;
 /// Most rounds of timers in one turn, each for as much as the outbox has room for: a VM may have
@@ -101,7 +105,10 @@ pub struct Engine<D, P, C> {
     batch: Batch,
     ready: Vec<Readiness>,
     waiting: Waiting,
-    /// Whether the port was empty when it was last read.
+    first_packets: FirstPackets,
+    /// Readings of the port to leave out: it was empty, and the ring of first packets was not.
+    skipped_readings: u8,
+    /// Whether the port was empty when it was last read, and the ring of first packets, too.
     is_port_read: bool,
     last_frame_ns: u64,
     next_scan_ns: u64,
@@ -129,6 +136,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             if let Some(exit) = self.exit
                 && self.waiting.is_empty()
             {
+                self.first_packets.close(&self.core.nat.datapath);
                 self.end_captures();
                 self.drop_all_held();
                 if exit == OnExit::Detach {
@@ -162,18 +170,47 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     ) -> Result<(), EngineError> {
         self.ready.clear();
         self.services.relay.begin_turn();
-        let has_frames = !self.waiting.is_empty() || self.port.has_more();
+        self.services.relay.set_watched(self.watch.is_on());
+        // A port that was never read may hold frames of before this engine: until it is known to be
+        // empty no credits are settled, and their deadline would end each wait at once.
+        let mut has_frames = !self.waiting.is_empty() || self.port.has_more() || !self.is_port_read;
+        let tables = &self.core.nat.datapath;
+        if !has_frames {
+            // Frames of the port wake the thread, packets in the ring do not.
+            self.first_packets.close(tables);
+        }
+        has_frames |= self.first_packets.has_more(tables);
         let timeout_ns = if has_frames { Some(0) } else { timeout_ns };
         let (poller, ready) = (&mut self.poller, &mut self.ready);
         let waited = match self.port.is_looked_at() {
-            true => self.looking.wait(poller, &self.clock, timeout_ns, ready),
+            true => {
+                let (looking, port) = (&mut self.looking, &mut self.port);
+                looking.wait(poller, &self.clock, timeout_ns, ready, || port.rest())
+            }
             false => poller.wait(timeout_ns, ready),
         };
         waited.map_err(EngineError::Wait)?;
+        // What was put off may have led to more.
+        has_frames |= self.port.has_more();
+        if self.exit.is_none() {
+            self.first_packets.open(&self.core.nat.datapath);
+        }
         let ready = |ready: &[Readiness], fd: bool, subsystem| {
             !fd || ready.iter().any(|r| r.token.subsystem == subsystem)
         };
-        if has_frames || ready(&self.ready, self.port.fd().is_some(), Subsystem::Port) {
+        let has_events = self.port.fd().is_some() || self.port.set().is_some();
+        let is_due = |at_ns| at_ns <= self.clock.now_ns();
+        let is_port_ready = ready(&self.ready, has_events, Subsystem::Port)
+            || self.port.next_deadline_ns().is_some_and(is_due);
+        for &readiness in &self.ready {
+            if readiness.token.subsystem == Subsystem::Port {
+                self.port.on_ready(readiness.token.key, readiness.flags());
+            }
+        }
+        if is_port_ready {
+            self.skipped_readings = 0;
+        }
+        if has_frames || is_port_ready {
             self.read_port()?;
             // Recorded before a message of the broker can change the meaning of a rule's number.
             self.record_starts();
@@ -182,7 +219,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             control.serve(self).map_err(EngineError::Control)?;
         }
         let now_ns = self.clock.now_ns();
-        for readiness in std::mem::take(&mut self.ready) {
+        let mut ready = std::mem::take(&mut self.ready);
+        for readiness in ready.drain(..) {
             if readiness.token.subsystem == Subsystem::Capture {
                 let Core { nat, vms, .. } = &mut self.core;
                 let captures = &mut self.watch.captures;
@@ -198,6 +236,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.write_answers();
             }
         }
+        self.ready = ready;
         self.go_on_adopting()?;
         self.work_timers(now_ns);
         self.write_out();
@@ -238,8 +277,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let scan = scans.then_some(self.next_scan_ns);
         let deadlines = [
             scan,
+            self.port.next_deadline_ns(),
             self.core.nat.flows.next_due_ns(),
-            self.services.next_deadline_ns(),
+            self.services
+                .next_deadline_ns(self.core.out.queue.is_port_full()),
             self.next_credits_ns,
             self.watch.captures.next_deadline_ns(),
             self.listening.next_deadline_ns(),
@@ -270,9 +311,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let mut work = WORK_PER_TURN;
         while work > 0 {
             if self.exit.is_none() && self.waiting.has_room() {
-                self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
-                self.is_port_read = !self.batch.is_full();
-                self.waiting.take(&mut self.batch);
+                self.read_frames()?;
             }
             if self.waiting.is_empty() {
                 break;
@@ -283,6 +322,40 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 break;
             }
         }
+        Ok(())
+    }
+
+    /// Reads frames from the port and from the ring of first packets. What the port has is put behind
+    /// all that the ring has at that time: a program uses the port where a packet does not fit the ring,
+    /// and then the port until this has read it.
+    fn read_frames(&mut self) -> Result<(), EngineError> {
+        let is_left_out = self.skipped_readings > 0;
+        let mut is_port_empty = true;
+        if !is_left_out {
+            self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
+            self.core.out.queue.set_port_room(self.port.room());
+            is_port_empty = !self.batch.is_full();
+        }
+        let by_port = self.batch.len();
+        let most = match by_port {
+            0 => BATCH,
+            _ => RING_LEN as usize,
+        };
+        let tables = &self.core.nat.datapath;
+        let (batch, now_ns) = (&mut self.batch, self.clock.now_ns());
+        let is_ring_empty = self
+            .first_packets
+            .take(tables, batch, (most, by_port > 0), now_ns);
+        self.is_port_read = is_port_empty && is_ring_empty;
+        let by_ring = batch.len() - by_port;
+        self.skipped_readings = match (is_left_out, by_port) {
+            (true, _) => self.skipped_readings - 1,
+            // In user mode a reading is what carries traffic, and seldom finds a frame for the engine.
+            (false, 0) if by_ring > 0 => SKIPPED_READINGS,
+            (false, _) => 0,
+        };
+        let first_packets = self.waiting.take(batch, by_port);
+        FirstPackets::read_by_port(tables, first_packets);
         Ok(())
     }
 
@@ -535,6 +608,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
         }
         self.core.out.queue.clear();
+        self.core.out.queue.set_port_room(self.port.room());
     }
 }
 

@@ -1,6 +1,7 @@
 //! The start of an engine: the parts from which it is built.
 use std::{collections::VecDeque, io, ops::RangeInclusive, os::fd::BorrowedFd};
 
+use slipgate_abi::first_packet::RING_LEN;
 use thiserror::Error;
 
 use super::{
@@ -8,6 +9,7 @@ use super::{
     activity::Activity,
     adopting::Walk,
     fairness::{MOST_WAITING, Waiting},
+    first_packets::FirstPackets,
     listening::Listening,
     looking::Looking,
     reload::Reloading,
@@ -70,7 +72,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// # Errors
     /// When the epoll set can't be made.
     pub fn new(parts: Parts<D, P, C>) -> Result<Self, EngineError> {
-        let poller = Poller::new().map_err(EngineError::Wait)?;
+        let poller = match parts.port.set() {
+            Some(set) => Poller::over(set),
+            None => Poller::new().map_err(EngineError::Wait)?,
+        };
         watch(&poller, parts.port.fd(), Subsystem::Port)?;
         let slots = parts.datapath.slots();
         let vms = parts.datapath.vms();
@@ -78,6 +83,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
         log.set_owner(parts.datapath.owner());
+        let first_packets = FirstPackets::new(&parts.datapath);
+        let most_waiting = match first_packets.is_there() {
+            true => MOST_WAITING,
+            false => MOST_WAITING - RING_LEN as u16,
+        };
         let mut engine = Self {
             core: Core::new(parts.datapath, flows, parts.judge),
             port: parts.port,
@@ -92,9 +102,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             adopting: Walk::default(),
             poller,
             looking: Looking::default(),
-            batch: Batch::keeping(MOST_WAITING),
+            batch: Batch::keeping(most_waiting),
             ready: Vec::new(),
             waiting: Waiting::default(),
+            first_packets,
+            skipped_readings: 0,
             is_port_read: false,
             last_frame_ns: 0,
             next_scan_ns: 0,

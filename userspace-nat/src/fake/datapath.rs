@@ -3,8 +3,10 @@
 use std::{collections::HashSet, io, net::IpAddr, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, Ip4, Ip6, NameKey, NameValue, NextHopRef,
-    OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
+    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, Ip4, Ip6,
+    NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Verdict,
+    Vm6Ref, VmId, VmRef, VmRow,
+    first_packet::place,
     link::NextHopFlags,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
@@ -12,7 +14,7 @@ use slipgate_abi::{
 
 use super::{Kernel, KernelHandle, VMS};
 use crate::{
-    datapath::{FlowMap, ForwardMap, Hop, InsertError, NameMap, RememberedName, Tables},
+    datapath::{FlowMap, ForwardMap, Hop, InsertError, NameMap, PortKey, RememberedName, Tables},
     stats::VmStats,
 };
 use slipgate_model::{FlowTuple, TupleKey};
@@ -130,45 +132,61 @@ fn key(tuple: &FlowTuple) -> TupleKey {
 }
 
 impl ForwardMap for FakeDatapath {
-    fn open_port(&mut self, port: &ForwardKey, target: ForwardTarget) -> Result<(), InsertError> {
+    fn open_port(&mut self, port: &PortKey, target: ForwardTarget) -> Result<(), InsertError> {
         let kernel = &mut *self.kernel.borrow_mut();
         if Kernel::take_fault(&mut kernel.faults.open_port_full) {
             return Err(InsertError::Full);
         }
-        let row = target.row().map_or(0, VmRow::get);
-        let there = kernel.forwards.entry((port.host, port.port, port.protocol));
-        match *there.or_insert((row, target.vm)) == (row, target.vm) {
+        let to = (target.row().map_or(0, VmRow::get), target.vm);
+        let there = match port {
+            PortKey::V4(key) => {
+                let there = kernel.forwards.entry((key.host, key.port, key.protocol));
+                *there.or_insert(to)
+            }
+            PortKey::V6(key) => {
+                let there = kernel.forwards6.entry((key.host, key.port, key.protocol));
+                *there.or_insert(to)
+            }
+        };
+        match there == to {
             true => Ok(()),
             false => Err(InsertError::Exists),
         }
     }
 
-    fn close_port(&mut self, port: &ForwardKey, vm: VmId) -> io::Result<()> {
-        let forwards = &mut self.kernel.borrow_mut().forwards;
-        let key = (port.host, port.port, port.protocol);
-        if forwards.get(&key).is_some_and(|(_, id)| *id == vm.get()) {
-            forwards.remove(&key);
+    fn close_port(&mut self, port: &PortKey, vm: VmId) -> io::Result<()> {
+        let kernel = &mut *self.kernel.borrow_mut();
+        match port {
+            PortKey::V4(key) => {
+                let key = (key.host, key.port, key.protocol);
+                kernel
+                    .forwards
+                    .retain(|of, (_, id)| *of != key || *id != vm.get());
+            }
+            PortKey::V6(key) => {
+                let key = (key.host, key.port, key.protocol);
+                kernel
+                    .forwards6
+                    .retain(|of, (_, id)| *of != key || *id != vm.get());
+            }
         }
         Ok(())
     }
 
     fn close_ports(
         &mut self,
-        unwanted: &dyn Fn(&ForwardKey, &ForwardTarget) -> bool,
+        unwanted: &dyn Fn(&PortKey, &ForwardTarget) -> bool,
     ) -> io::Result<()> {
-        let forwards = &mut self.kernel.borrow_mut().forwards;
-        forwards.retain(|(host, port, protocol), (row, id)| {
-            let key = ForwardKey {
-                host: *host,
-                port: *port,
-                protocol: *protocol,
-                pad: 0,
-            };
-            // Which port of the guest is not kept here.
-            !unwanted(
-                &key,
-                &ForwardTarget::new(VmId::new(*id), VmRow::new(*row), 0),
-            )
+        let kernel = &mut *self.kernel.borrow_mut();
+        // Which port of the guest is not kept here.
+        let target = |(row, id): (u16, u32)| ForwardTarget::new(VmId::new(id), VmRow::new(row), 0);
+        kernel.forwards.retain(|(host, port, protocol), to| {
+            let key = ForwardKey::new(*host, *port, *protocol);
+            !unwanted(&PortKey::V4(key), &target(*to))
+        });
+        kernel.forwards6.retain(|(host, port, protocol), to| {
+            let key = ForwardKey6::new(*host, *port, *protocol);
+            !unwanted(&PortKey::V6(key), &target(*to))
         });
         Ok(())
     }
@@ -192,7 +210,7 @@ impl NameMap for FakeDatapath {
         true
     }
 
-    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
+    fn forget_name(&mut self, vm: VmId, addr: IpAddr, name: &[u8]) -> bool {
         let names = &mut self.kernel.borrow_mut().names;
         names.remove(&NameKey::new(vm, addr, name)).is_some()
     }
@@ -305,6 +323,16 @@ impl Tables for FakeDatapath {
 
     fn own_row(&self) -> OwnerRef {
         self.kernel.borrow().owner_row(self.owner)
+    }
+
+    fn first_packet(&self, number: u64) -> Option<FirstPacketRef> {
+        let kernel = self.kernel.borrow();
+        let looks = &kernel.faults.unpublished_looks;
+        let left = looks.get();
+        looks.set(left.saturating_sub(1));
+        // A place of this ring that has another number.
+        let number = number.wrapping_add(u64::from(left > 0));
+        Some(kernel.first_packet(place(self.owner, number)))
     }
 
     fn stats(&self, row: VmRow) -> VmStats {

@@ -11,18 +11,22 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, HashSet, VecDeque},
+    fs::File,
     io,
-    os::fd::BorrowedFd,
+    os::fd::{AsFd as _, BorrowedFd},
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
 };
 
+use nix::sys::epoll::{Epoll, EpollFlags};
 use slipgate_abi::{
-    Addresses6, Addresses6Ref, Command, DropCounters, FlowRef, Ip4, Ip6, NameKey, NameValue,
-    NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex,
-    SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
+    Addresses6, Addresses6Ref, Command, DropCounters, FirstPacket, FirstPacketRef, FlowRef, Ip4,
+    Ip6, NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences,
+    SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters,
+    VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, Fragment6, PLACES},
+    first_packet::RING_LEN,
     maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
@@ -79,7 +83,7 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// Faults to inject.
+/// Faults that the in-memory kernel injects.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Number of further look-ups that fail with EIO.
@@ -104,6 +108,11 @@ pub struct Faults {
     pub port_refuses: u32,
     /// Whether writes to the port are discarded, so that only the engine's own work is measured.
     pub port_ignores: bool,
+    /// Whether the engine of row 0 goes to sleep while the next program runs.
+    pub sleeps_meanwhile: Cell<bool>,
+    /// Number of further looks at the places of a ring that find a program which has not published its
+    /// packet yet.
+    pub unpublished_looks: Cell<u32>,
     /// Length of the port's queue, beyond which frames are lost; 0 for no limit.
     pub queue_len: usize,
 }
@@ -115,6 +124,7 @@ pub struct Kernel {
     sequences: Shared<Sequences>,
     vms: Shared<Vm>,
     owner_rows: Shared<maps::Owner>,
+    first_packets: Shared<FirstPacket>,
     counters: Shared<VmCounters>,
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
@@ -166,6 +176,8 @@ pub struct Kernel {
     pub now_ns: u64,
     /// Number of frames that the programs handed over.
     pub handed_over: u64,
+    /// Number of those that went by the ring of first packets.
+    pub in_ring: u64,
     /// Number of frames lost from the port's queue.
     pub lost: u64,
     /// Number of packets that the programs dropped.
@@ -198,6 +210,7 @@ impl Kernel {
             sequences: Shared::zeroed(slots as usize),
             vms: Shared::zeroed(VMS as usize + 1),
             owner_rows: Shared::zeroed(MAX_OWNERS as usize),
+            first_packets: Shared::zeroed((MAX_OWNERS * RING_LEN) as usize),
             counters: Shared::zeroed(VMS as usize + 1),
             drops: Shared::zeroed(VMS as usize + 1),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
@@ -227,6 +240,7 @@ impl Kernel {
             faults: Faults::default(),
             now_ns: 1_000_000_000_000,
             handed_over: 0,
+            in_ring: 0,
             lost: 0,
             dropped: 0,
             instance: 0x51_1b_6a_7e,
@@ -269,10 +283,23 @@ impl Kernel {
         unsafe { OwnerRef::new(self.owner_rows.at(row as usize)) }
     }
 
+    /// Handle to a place of a ring of first packets.
+    pub fn first_packet(&self, index: u32) -> FirstPacketRef {
+        // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
+        unsafe { FirstPacketRef::new(self.first_packets.at(index as usize)) }
+    }
+
     /// Handle to the slot with this index.
     pub fn slot(&self, index: SlotIndex) -> SlotRef {
         // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
         unsafe { SlotRef::new(self.slots.at(index.get() as usize)) }
+    }
+
+    /// Writes a slot as a whole.
+    #[cfg(test)]
+    pub(crate) fn set_slot(&mut self, index: SlotIndex, slot: Slot) {
+        // SAFETY: `at` checks the bounds; nobody else changes it meanwhile.
+        unsafe { self.slots.at(index.get() as usize).write(slot) };
     }
 
     /// Sequence numbers of a slot's connection.
@@ -421,19 +448,41 @@ impl Kernel {
 
 /// Engine side of the port.
 #[derive(Clone, Debug)]
-pub struct FakePort(KernelHandle);
+pub struct FakePort {
+    kernel: KernelHandle,
+    /// A descriptor without events, of a port that has more to do after each reading.
+    unready: Option<Rc<File>>,
+    readings: u32,
+}
 
 impl FakePort {
     /// The port of this kernel.
     pub fn new(kernel: &KernelHandle) -> Self {
-        Self(kernel.clone())
+        Self {
+            kernel: kernel.clone(),
+            unready: None,
+            readings: 0,
+        }
+    }
+
+    /// From now on there is more to do after each reading, and the descriptor has no event that says so,
+    /// as with a port of user mode.
+    pub fn has_more_without_events(&mut self) {
+        let unready = File::open("/dev/null").expect("every Linux has it");
+        self.unready = Some(Rc::new(unready));
+    }
+
+    /// How often it was read.
+    pub fn readings(&self) -> u32 {
+        self.readings
     }
 }
 
 impl FrameIo for FakePort {
     fn recv(&mut self, batch: &mut Batch) -> io::Result<()> {
+        self.readings += 1;
         while !batch.is_full() {
-            let Some(frame) = self.0.borrow_mut().queue.pop_front() else {
+            let Some(frame) = self.kernel.borrow_mut().queue.pop_front() else {
                 break;
             };
             batch.push_with(|buffer| {
@@ -445,7 +494,7 @@ impl FrameIo for FakePort {
     }
 
     fn send(&mut self, frame: &[u8]) -> io::Result<()> {
-        let mut kernel = self.0.borrow_mut();
+        let mut kernel = self.kernel.borrow_mut();
         if Kernel::take_fault(&mut kernel.faults.port_refuses) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -462,7 +511,29 @@ impl FrameIo for FakePort {
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.unready.as_ref().map(|unready| unready.as_fd())
+    }
+
+    fn set(&self) -> Option<Rc<Epoll>> {
         None
+    }
+
+    fn on_ready(&mut self, _: u32, _: EpollFlags) {}
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    fn rest(&mut self) -> bool {
+        false
+    }
+
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
+
+    fn has_more(&self) -> bool {
+        self.unready.is_some()
     }
 }
 

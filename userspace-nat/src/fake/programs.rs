@@ -27,7 +27,7 @@ const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 /// Room before a frame for an Ethernet header; keeps what begins there aligned.
 const HEADROOM: usize = 16;
 
-/// What the programs did with a packet.
+/// Result of the programs' run on a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handling {
     /// The programs translated or answered it.
@@ -82,12 +82,8 @@ impl Kernel {
         })
     }
 
-    /// Sends an IP packet from the world by an uplink without L2 header.
-    pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        self.world_sends_bare(vnet, ethertype_of(l3), l3)
-    }
-
-    /// As [`Kernel::world_sends_without_l2`], with the type that the device gives the packet.
+    /// Sends an IP packet from the world by an uplink without L2 header. `ether_type`: the type that
+    /// the device gives the packet.
     pub fn world_sends_bare(&mut self, vnet: VirtioNetHdr, ether_type: u16, l3: &[u8]) -> Handling {
         self.on_frame(vnet, self.uplink, ether_type, l3, |run| {
             uplink_ingress::run::<_, 0>(run)
@@ -172,6 +168,11 @@ impl Kernel {
                 return Handling::Dropped(reason);
             }
             End::Discarded => return Handling::Discarded,
+            End::Copied => {
+                self.handed_over += 1;
+                self.in_ring += 1;
+                return Handling::Engine(Handover::Miss);
+            }
             End::Passed => return Handling::Passed,
             End::Redirected(to) => to,
         };

@@ -1,13 +1,15 @@
 //! The in-memory kernel as the programs see it: its tables, its clock and its devices.
-use std::{cell::RefCell, collections::HashMap, hash::Hash};
+use std::{cell::RefCell, collections::HashMap, hash::Hash, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, Ip4, Ip6,
-    NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
+    Addresses6Ref, DropReason, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
+    Ip4, Ip6, NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6,
+    Vm6Ref, VmRef,
     datapath::{
         self,
         fragment_table::{Fragment, Fragment6, PLACES},
     },
+    first_packet::RING_LEN,
     maps::{MAX_NEXT_HOPS, MAX_OWNERS},
     rate::RateRef,
     segment::Segments,
@@ -28,6 +30,10 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn owner(self, row: u32) -> Option<OwnerRef> {
         (row < MAX_OWNERS).then(|| Kernel::owner_row(self, row))
+    }
+
+    fn first_packet(self, index: u32) -> Option<FirstPacketRef> {
+        (index < MAX_OWNERS * RING_LEN).then(|| Kernel::first_packet(self, index))
     }
 
     fn rates(self, row: u32) -> Option<RateRef> {
@@ -170,6 +176,9 @@ impl<'k> Environment for &'k Kernel {
     }
 
     fn now_ns(self) -> u64 {
+        if self.faults.sleeps_meanwhile.take() {
+            self.owner_row(0).ring_open().store(0, Relaxed);
+        }
         self.now_ns
     }
 

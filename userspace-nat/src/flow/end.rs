@@ -108,7 +108,7 @@ pub struct Ended {
     pub slot: SlotIndex,
     /// Content of its slot.
     pub content: Slot,
-    /// Its addresses.
+    /// Addresses of the flow's ends, and the translated one.
     pub addresses: FlowAddresses,
     /// Reason for its end.
     pub reason: EndReason,

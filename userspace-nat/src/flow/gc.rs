@@ -44,7 +44,7 @@ pub(super) struct Scan {
     rested: bool,
 }
 
-/// What is left of a pass.
+/// Parts of a collection pass that are still to do.
 #[derive(Clone, Copy, Debug)]
 struct Pass {
     slots: usize,

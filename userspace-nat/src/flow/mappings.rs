@@ -10,7 +10,7 @@
 //! A mapping counts the flows that have it. It is *in use* while the guest has opened one of them,
 //! or has answered one that the world opened; no stranger keeps it in use. While it is in use, and
 //! the policy's filtering lets others than the guest's peers in, the port is *open*: it has an entry
-//! in `FORWARDS`, so that the programs hand over first packets to it as they do with a forward's,
+//! in `FORWARDS` or `FORWARDS6`, so that the programs hand over first packets to it as they do with a forward's,
 //! with the same credits. [`crate::admission::inbound`] decides about them.
 //!
 //! When its last flow has ended the port rests, as others do (RFC 6888 REQ-8). Meanwhile only the
@@ -32,11 +32,11 @@ use std::{
 
 use hashbrown::HashMap;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use slipgate_abi::{ForwardKey, Protocol, SlotIndex, VmId, VmRow, timeout::PORT_REST_NS};
+use slipgate_abi::{Protocol, SlotIndex, VmId, VmRow, timeout::PORT_REST_NS};
 use slipgate_model::{FlowTuple, MappingCounts};
 
 use super::Entry;
-use crate::{nat_ports::PORTS_AT_ONCE, quota::Reserve};
+use crate::{datapath::PortKey, nat_ports::PORTS_AT_ONCE, quota::Reserve};
 
 mod changes;
 mod division;
@@ -324,13 +324,13 @@ impl Mappings {
         }
     }
 
-    /// Whether an element of `FORWARDS` is that of a mapping.
-    pub fn has_open(&self, key: &ForwardKey) -> bool {
-        let Some(protocol) = Protocol::from_number(key.protocol) else {
+    /// Whether an element of `FORWARDS` or `FORWARDS6` is that of a mapping.
+    pub fn has_open(&self, key: &PortKey) -> bool {
+        let Some(protocol) = key.protocol() else {
             return false;
         };
-        let nat = IpAddr::from(key.host);
-        let inside = self.by_outside.get(&(Pool { protocol, nat }, key.port));
+        let nat = key.address();
+        let inside = self.by_outside.get(&(Pool { protocol, nat }, key.port()));
         let mapping = inside.and_then(|inside| self.by_inside.get(inside));
         mapping.is_some_and(Mapping::is_open)
     }

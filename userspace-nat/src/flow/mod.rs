@@ -80,7 +80,7 @@ pub struct Flows {
     scan: gc::Scan,
     /// Slots of a predecessor that are still to be adopted.
     left: adopt::Left,
-    /// What became of those that were adopted.
+    /// Progress of the adoption of a predecessor's flows.
     pub(crate) adoption: adopt::Adoption,
     /// Number of VMs among which slots and ports are shared.
     vms: usize,

@@ -1,4 +1,4 @@
-//! Opening a flow.
+//! Opens a flow: takes its slot and ports, and inserts its tuples.
 #![expect(
     unsafe_code,
     reason = "fills a mapped slot in while nobody else reads it"

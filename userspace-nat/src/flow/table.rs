@@ -36,7 +36,7 @@ impl State {
 pub(super) struct Marks(u8);
 
 impl Marks {
-    /// None of them.
+    /// No mark is set.
     pub(super) const NONE: Self = Self(0);
     /// A forward admitted the flow.
     pub(super) const FROM_WORLD: Self = Self(1);

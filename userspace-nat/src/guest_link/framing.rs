@@ -26,7 +26,7 @@ const _: () = assert!(READ_LEN > PREFIX_LEN + MOST_FRAME);
 
 /// A length that no frame has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a frame of {0} bytes is announced, and {MOST_FRAME} are the most")]
+#[error("a frame of {0} bytes is announced; {MOST_FRAME} is the most")]
 pub struct TooLong(pub u32);
 
 /// Takes a stream apart into frames.
@@ -175,7 +175,7 @@ impl FrameQueue {
         }
     }
 
-    /// Forgets all.
+    /// Forgets all frames that wait to be sent.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.sent = 0;

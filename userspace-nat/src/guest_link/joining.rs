@@ -7,7 +7,7 @@ use slipgate_abi::segment::MIN_TCP_GSO_SIZE;
 
 use super::framing::FrameReader;
 use crate::{
-    gso::{HEADERS_LEN, Run},
+    gso::Run,
     port::{ETHERNET_LEN, ETHERTYPE_IPV4, L3_AT, VNET_LEN, VirtioNetHdr},
 };
 
@@ -16,17 +16,18 @@ use crate::{
 pub fn join(reader: &mut FrameReader, into: &mut [u8], len: usize) -> usize {
     let mut end = len;
     let mut run = None;
-    // Smaller segments together would be taken for a bomb.
-    let is_large = len >= L3_AT + HEADERS_LEN + MIN_TCP_GSO_SIZE as usize;
-    if is_large && let Some(first) = packet(&into[VNET_LEN..len]) {
+    if let Some(first) = packet(&into[VNET_LEN..len]) {
         let begun = run.insert(Run::begin(first));
-        while let Some(frame) = reader.peek_frame()
+        // Smaller segments together would be taken for a bomb.
+        let is_large = begun.segment_len() >= MIN_TCP_GSO_SIZE as usize;
+        while is_large
+            && let Some(frame) = reader.peek_frame()
             && frame.get(..ETHERNET_LEN) == Some(&into[VNET_LEN..L3_AT])
             && let Some(next) = packet(frame)
             && begun.takes(next)
         {
             begun.add(next);
-            let payload = &next[HEADERS_LEN..];
+            let payload = &next[begun.headers_len()..];
             into[end..end + payload.len()].copy_from_slice(payload);
             end += payload.len();
             let _ = reader.next_frame();

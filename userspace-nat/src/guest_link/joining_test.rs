@@ -36,7 +36,7 @@ fn segment(at: usize, len: usize, more: u8) -> Vec<u8> {
     )
 }
 
-/// What comes of frames that are read together: each with its offload header.
+/// Passes frames on that are read together; returns what comes out, each with its offload header.
 fn joined(frames: &[Vec<u8>]) -> Vec<(VirtioNetHdr, Vec<u8>)> {
     let mut queue = FrameQueue::default();
     for frame in frames {

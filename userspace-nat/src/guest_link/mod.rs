@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use nix::unistd::write;
 use slipgate_abi::DropReason;
 
+use self::stream::ENOUGH_QUEUED;
 pub use self::{
     packets::{Packet, PacketLink},
     stream::{Input, StreamLink},
@@ -24,7 +25,7 @@ pub use self::{
 };
 use crate::port::VirtioNetHdr;
 
-/// The guest's link.
+/// Link to the guest of a user-mode engine.
 #[derive(Debug)]
 pub enum GuestLink {
     /// The queue of a TAP, non-blocking, whose frames begin with the legacy `virtio_net_hdr`.
@@ -38,14 +39,21 @@ pub enum GuestLink {
 }
 
 impl GuestLink {
-    /// Whether more data for the guest should be made now: its queue is short.
-    pub fn has_room(&mut self) -> bool {
-        match self {
-            Self::Tap(_) => true,
-            Self::Stream(link) => link.has_room(),
-            Self::Packets(link) => link.has_room(),
-            Self::Rings(link) => link.has_room(),
-        }
+    /// Bytes of more data for the guest that should be made now, so that its queue stays short: for the
+    /// guest's flows up to 256 KiB, and for relayed connections (`relayed`) up to half as much
+    /// again, or one flow that is busy would leave them none. `None` while there is no guest.
+    pub fn room(&mut self, relayed: bool) -> Option<usize> {
+        let queued = match self {
+            Self::Tap(_) => return Some(usize::MAX),
+            Self::Stream(link) => link.queued(),
+            Self::Packets(link) => link.queued(),
+            Self::Rings(link) => link.queued(),
+        };
+        let enough = match relayed {
+            true => ENOUGH_QUEUED + ENOUGH_QUEUED / 2,
+            false => ENOUGH_QUEUED,
+        };
+        queued.map(|queued| enough.saturating_sub(queued))
     }
 
     /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is

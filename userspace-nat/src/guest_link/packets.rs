@@ -51,7 +51,7 @@ pub(super) const TSO6: u32 = 0x04;
 pub(super) const USO4: u32 = 0x20;
 pub(super) const USO6: u32 = 0x40;
 
-/// What comes from the VMM.
+/// Result of a read from the VMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Packet {
     /// A frame of this length, with its `virtio_net_hdr`.
@@ -148,12 +148,12 @@ impl PacketLink {
         Ok((!self.is_over).then_some((message.bytes, is_whole)))
     }
 
-    /// Whether more data for the guest should be made now.
-    pub fn has_room(&mut self) -> bool {
+    /// Bytes that wait for the guest; `None` once it has gone.
+    pub fn queued(&mut self) -> Option<usize> {
         if self.queued >= ENOUGH_QUEUED {
             self.flush();
         }
-        self.queued < ENOUGH_QUEUED && !self.is_over
+        (!self.is_over).then_some(self.queued)
     }
 
     /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is

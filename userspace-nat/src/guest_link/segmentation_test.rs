@@ -59,7 +59,7 @@ fn tcp_between(
         acknowledgement: 7,
         flags,
         window: 9,
-        window_scale: None,
+        ..Header::default()
     };
     let (from, to) = (SocketAddr::new(server, 443), SocketAddr::new(guest, 50_000));
     let vnet = write_headers(&mut l3, from, to, &header, mss);

@@ -14,7 +14,7 @@
 //! the process that shares it learns the end.
 //!
 //! The queue for the guest is bounded twice. From [`ENOUGH_QUEUED`] on no data is taken from the world's
-//! sockets ([`StreamLink::has_room`]), so that a guest that reads slowly loses no stream data. From
+//! sockets ([`GuestLink::room`](super::GuestLink::room)), so that a guest that reads slowly loses no stream data. From
 //! [`MOST_QUEUED`](super::framing::MOST_QUEUED) on a frame is dropped and counted. Nothing waits for the
 //! guest: what the socket does not take stays queued until epoll reports room.
 use std::{
@@ -40,12 +40,12 @@ use crate::port::{VNET_LEN, VirtioNetHdr};
 /// Bytes in the queue from which no more data is made for the guest.
 pub(super) const ENOUGH_QUEUED: usize = 256 << 10;
 
-/// What comes from the guest.
+/// Result of a read from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
     /// A frame of this length, with its `virtio_net_hdr`.
     Frame(usize),
-    /// Nothing for now.
+    /// Nothing can be read at present.
     Nothing,
     /// The connection has ended, after so many bytes of a frame that is not whole.
     Ended(usize),
@@ -166,13 +166,12 @@ impl StreamLink {
         }
     }
 
-    /// Whether more data for the guest should be made now.
-    pub fn has_room(&mut self) -> bool {
+    /// Bytes that wait for the guest; `None` while none is connected.
+    pub fn queued(&mut self) -> Option<usize> {
         if self.queue.unsent().len() >= ENOUGH_QUEUED {
             self.flush();
         }
-        let is_short = self.queue.unsent().len() < ENOUGH_QUEUED;
-        is_short && matches!(self.state, State::Connected { .. })
+        matches!(self.state, State::Connected { .. }).then(|| self.queue.unsent().len())
     }
 
     /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is

@@ -22,7 +22,7 @@ use crate::packet::{
     icmp::{self, HEADER_LEN},
     ip::{self, End},
     ipv6::FRAGMENT_HEADER_LEN,
-    translation::Place,
+    translation::TransportFields,
 };
 
 /// Reason for which an error is not translated.
@@ -271,9 +271,9 @@ fn translate_quote(version: Version, quote: &mut [u8], end: End, addr: IpAddr, p
         End::Destination => inner.destination,
     };
     let place = match (quoted_transport(&inner), inner.protocol) {
-        (Some(QuotedTransport::Icmp(icmp)), _) => Place::of(&Transport::Icmp(icmp), end),
-        (Some(QuotedTransport::Ports), 6) => Some(Place::of_tcp(end)),
-        (Some(QuotedTransport::Ports), _) => Some(Place::of_udp(end)),
+        (Some(QuotedTransport::Icmp(icmp)), _) => TransportFields::of(&Transport::Icmp(icmp), end),
+        (Some(QuotedTransport::Ports), 6) => Some(TransportFields::of_tcp(end)),
+        (Some(QuotedTransport::Ports), _) => Some(TransportFields::of_udp(end)),
         (None, _) => None,
     };
     ip::set_address(quote, end, addr);

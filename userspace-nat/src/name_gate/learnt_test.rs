@@ -15,7 +15,7 @@ fn name(text: &str, rules: &[u32]) -> Rc<LearntName> {
         name: text.into(),
         rules: rules
             .iter()
-            .map(|&order| Place { order, line: 0 })
+            .map(|&order| PatternRef { order, line: 0 })
             .collect(),
         chain: text.as_bytes().into(),
     })
@@ -248,4 +248,11 @@ fn what_leads_through_long_names_counts_as_several() {
         )
         .unwrap();
     assert_eq!(learnt.vms[&VmId::new(1)].weight, 5);
+}
+
+impl Learnt {
+    /// Returns the VMs that have openings.
+    pub(in crate::name_gate) fn vms(&self) -> Vec<VmId> {
+        self.vms.keys().copied().collect()
+    }
 }

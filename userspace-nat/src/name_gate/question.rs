@@ -3,7 +3,7 @@
 use super::Judge;
 use crate::dns::{ExtendedError, message::Type, query::Key};
 use slipgate_abi::VmId;
-use slipgate_policy::{Action, Asker, Decision, Name, Place, is_canary};
+use slipgate_policy::{Action, Asker, Decision, Name, PatternRef, is_canary};
 
 impl Judge {
     /// Returns the reason why a name may not be asked for, in words.
@@ -28,7 +28,7 @@ impl Judge {
     }
 
     /// Whether a name may be asked for.
-    pub(super) fn asks(&self, vm: VmId, name: Name<'_>, rules: &[Place]) -> Decision {
+    pub(super) fn asks(&self, vm: VmId, name: Name<'_>, rules: &[PatternRef]) -> Decision {
         self.policy(vm).asks(name, rules)
     }
 

@@ -40,37 +40,6 @@ impl Judge {
         self.generations.get(&index).copied().unwrap_or_default()
     }
 
-    /// Judges all VMs' openings again.
-    #[cfg(test)]
-    pub(crate) fn rejudge_all(&mut self, now_ns: u64) {
-        for (index, _) in self.policies.indexed() {
-            *self.generations.entry(index).or_default() += 1;
-        }
-        let vms = self.learnt.vms().into_iter();
-        self.rejudge(vms, now_ns);
-    }
-
-    /// Replaces all policies by these. VMs that `of_vm` does not list keep their index.
-    #[cfg(test)]
-    pub(crate) fn set_policies(
-        &mut self,
-        policies: slipgate_policy::PolicySet,
-        of_vm: &[(VmId, u32)],
-        now_ns: u64,
-    ) {
-        let gone: Vec<u32> = self.policies.indexed().map(|(index, _)| index).collect();
-        let gone = gone.into_iter().map(|index| (index, None));
-        let new = policies
-            .indexed()
-            .map(|(index, policy)| (index, Some(policy.clone())));
-        let changes = gone.chain(new.collect::<Vec<_>>()).collect();
-        let mut all: Vec<(VmId, u32)> = self.of_vm.iter().map(|(vm, at)| (*vm, *at)).collect();
-        let others = self.learnt.vms().into_iter().map(|vm| (vm, 0));
-        all.extend(others.filter(|(vm, _)| !self.of_vm.contains_key(vm)));
-        all.extend(of_vm);
-        self.change_policies(changes, &all, now_ns);
-    }
-
     /// Whether a live flow may go on: whether it would be admitted now or, if a name opened it and
     /// that opening is over, would be admitted while that lasted. `by`: that name, as far as it is
     /// known. For a flow whose name is not known, `rule` is the rule that admitted it: a rule with

@@ -10,7 +10,7 @@ use super::occupancy::Occupancy;
 pub(super) enum Busy {
     /// Only the port of this offset in the range, with its holder. It does not rest.
     One(u16, VmId),
-    /// Any number.
+    /// Several ports, as a bitmap that grows.
     Many(Box<Toward>),
 }
 

@@ -71,6 +71,13 @@ pub fn bind(row: Vm6Ref, address: Ipv6Addr, now_ns: u64) -> Bound {
     Bound::InPlaceOf(before.into())
 }
 
+/// Forgets an address that the guest has given back. Its next packet from it would bind it again.
+pub fn release(row: Vm6Ref, address: Ipv6Addr) {
+    if let Some(place) = row.place_of(address.into()) {
+        row.bind(place, Ip6::UNSPECIFIED, 0);
+    }
+}
+
 /// Returns the address of the prefix that the guest used last, by which the world reaches it through a
 /// forward; `None` if none is bound. An address that spoke lately is in use, whatever the others are.
 pub fn used_last(row: Vm6Ref) -> Option<Ipv6Addr> {

@@ -1,4 +1,5 @@
-//! The router advertisement (RFC 4861 section 4.2), with prefix, MTU and resolver.
+//! The router advertisement (RFC 4861 section 4.2), with prefix, MTU and resolver. Without a prefix for
+//! a guest with a single address, which gets that by DHCPv6.
 use std::net::Ipv6Addr;
 
 use slipgate_model::GuestIpv6;
@@ -46,12 +47,21 @@ pub fn end(vm: &VmNet, net: &GuestIpv6) -> Vec<u8> {
 }
 
 fn with(vm: &VmNet, net: &GuestIpv6, to: Ipv6Addr, lifetimes: &Lifetimes) -> Vec<u8> {
-    /// Other configuration by DHCPv6; addresses not (flag M is clear).
+    /// Addresses by DHCPv6 (flag M).
+    const MANAGED: u8 = 0x80;
+    /// Other configuration by DHCPv6 (flag O).
     const OTHER_CONFIGURATION: u8 = 0x40;
     /// The guest makes addresses of the prefix itself; it is not on link (flag L is clear).
     const AUTONOMOUS: u8 = 0x40;
     let mut icmp = vec![kind::ROUTER_ADVERTISEMENT, 0, 0, 0];
-    icmp.extend([HOP_LIMIT, OTHER_CONFIGURATION]);
+    let has_prefix = net.single_address().is_none();
+    icmp.extend([
+        HOP_LIMIT,
+        match has_prefix {
+            true => OTHER_CONFIGURATION,
+            false => MANAGED | OTHER_CONFIGURATION,
+        },
+    ]);
     icmp.extend(lifetimes.router.to_be_bytes());
     // Reachable time and retransmission timer: not said.
     icmp.extend([0; 8]);
@@ -62,11 +72,13 @@ fn with(vm: &VmNet, net: &GuestIpv6, to: Ipv6Addr, lifetimes: &Lifetimes) -> Vec
     icmp.extend([option::MTU, 1, 0, 0]);
     icmp.extend(u32::from(vm.mtu).to_be_bytes());
 
-    icmp.extend([option::PREFIX, 4, net.prefix.prefix_len(), AUTONOMOUS]);
-    icmp.extend(lifetimes.valid.to_be_bytes());
-    icmp.extend(lifetimes.preferred.to_be_bytes());
-    icmp.extend([0; 4]);
-    icmp.extend(net.prefix.network().octets());
+    if has_prefix {
+        icmp.extend([option::PREFIX, 4, net.prefix.prefix_len(), AUTONOMOUS]);
+        icmp.extend(lifetimes.valid.to_be_bytes());
+        icmp.extend(lifetimes.preferred.to_be_bytes());
+        icmp.extend([0; 4]);
+        icmp.extend(net.prefix.network().octets());
+    }
 
     // RFC 8106 section 5.1.
     icmp.extend([option::RESOLVERS, 3, 0, 0]);

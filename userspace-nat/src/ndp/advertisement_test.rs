@@ -46,3 +46,28 @@ fn it_says_what_a_guest_needs() {
     assert_eq!(resolvers[2..6], 65_535_u32.to_be_bytes());
     assert_eq!(resolvers[6..], net.gateway().octets());
 }
+
+/// RFC 4861 section 4.2, RFC 4862 section 5.5.3: without a prefix no address is made.
+#[test]
+fn it_sends_a_guest_with_a_single_address_to_dhcpv6() {
+    let vm = test_vm::vm6(1);
+    let net = GuestIpv6 {
+        prefix: "2001:db8:7::17/128".parse().unwrap(),
+        is_routed: true,
+    };
+    for (packet, lifetime) in [
+        (build(&vm, &net, wire::ALL_NODES), [0xff, 0xff]),
+        (end(&vm, &net), [0, 0]),
+    ] {
+        parse(&packet).expect("its own parser finds it valid");
+        let fixed = &packet[HEADER_LEN + 4..HEADER_LEN + 16];
+        assert_eq!(fixed[1], 0xc0, "M and O");
+        assert_eq!(fixed[2..4], lifetime);
+        let options = options(&packet);
+        let kinds: Vec<u8> = options.iter().map(|option| option.0).collect();
+        let expected = [option::SOURCE_MAC, option::MTU, option::RESOLVERS];
+        assert_eq!(kinds, expected);
+        let resolver: Ipv6Addr = "fd73:6c69:7067::1".parse().unwrap();
+        assert_eq!(options[2].1[6..], resolver.octets());
+    }
+}

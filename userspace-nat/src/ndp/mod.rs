@@ -20,6 +20,9 @@
 //! the resolver (RFC 8106). Their lifetimes are long: a guest's routes and addresses outlive any
 //! time for which no engine runs. When they are sent is decided by [`schedule`].
 //!
+//! A guest with a single address has no prefix: advertisements send it to DHCPv6 for its address (flag
+//! M), and that address is bound besides the link-local one, and no other.
+//!
 //! Messages are validated as RFC 4861 sections 6.1 and 7.1 require; an invalid one is dropped as
 //! malformed. Options are read as far as they are needed, and each must have a length.
 pub mod addresses;
@@ -38,7 +41,7 @@ use crate::{stats::Tally, vm::VmNet};
 /// Result of a message of the guest.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
-    /// What is sent to the guest.
+    /// Message that is sent to the guest.
     pub reply: Reply,
     /// Address of the guest that the message shows to be in use, or about to be: to be bound.
     pub address: Option<Ipv6Addr>,
@@ -47,7 +50,7 @@ pub struct Outcome {
 /// Answer to a message of the guest.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Reply {
-    /// None is due.
+    /// No answer is due.
     #[default]
     None,
     /// A neighbour advertisement: an IPv6 packet.
@@ -111,7 +114,7 @@ fn neighbour_solicitation(
             address: Some(target),
         });
     }
-    if !is_gateways && !net.prefix.contains(&target) {
+    if !is_gateways && !net.gateway_net().contains(&target) {
         return Err(DropReason::ServiceReject);
     }
     // To a probe for the gateway's address the answer goes to all (RFC 4861 section 7.2.4).

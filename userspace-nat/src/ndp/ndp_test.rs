@@ -167,6 +167,30 @@ fn an_announcement_binds_the_address() {
     assert_eq!(announce(GATEWAY).address, None);
 }
 
+#[test]
+fn a_single_address_is_the_only_one_that_is_bound() {
+    let mut vm = test_vm::vm6(1);
+    vm.ipv6 = Some(GuestIpv6 {
+        prefix: "2001:db8:7::17/128".parse().unwrap(),
+        is_routed: true,
+    });
+    let probed = |target: &str| ask(&vm, "::", target).map(|outcome| outcome.address);
+    for own in ["2001:db8:7::17", LOCAL] {
+        assert_eq!(probed(own), Ok(Some(ip(own))));
+        assert!(ask(&vm, own, "fd73:6c69:7067::1").is_ok());
+    }
+    // A neighbour's of the same /64, another prefix's, and the gateway's network.
+    for other in ["2001:db8:7::16", GUEST, "fd73:6c69:7067::15"] {
+        assert_eq!(probed(other), Err(DropReason::Spoofed), "{other}");
+        let spoofed = ask(&vm, other, "fd73:6c69:7067::1");
+        assert_eq!(spoofed, Err(DropReason::Spoofed), "{other}");
+    }
+    // No prefix is on the guest's link, but the gateway's network is answered for.
+    let asked = |target: &str| ask(&vm, LOCAL, target).map(|_| ());
+    assert_eq!(asked("2001:db8:7::16"), Err(DropReason::ServiceReject));
+    assert_eq!(asked("fd73:6c69:7067::99"), Ok(()));
+}
+
 proptest! {
     /// Whatever a guest sends: only addresses of its own are bound, and answers go to it alone.
     #[test]

@@ -15,23 +15,23 @@ const HOP_LIMIT: u8 = 255;
 /// Next header of the hop-by-hop options, which precede listener reports (RFC 3810 section 5).
 const HOP_BY_HOP: u8 = 0;
 
-/// Types of messages.
+/// Type numbers of the ICMPv6 messages that are read or sent.
 pub mod kind {
     /// Multicast listener query, report and done (RFC 2710), and report of version 2 (RFC 3810).
     pub const LISTENERS: [u8; 4] = [130, 131, 132, 143];
-    /// Router solicitation.
+    /// Router solicitation (RFC 4861 section 4.1).
     pub const ROUTER_SOLICITATION: u8 = 133;
-    /// Router advertisement.
+    /// Router advertisement (RFC 4861 section 4.2).
     pub const ROUTER_ADVERTISEMENT: u8 = 134;
-    /// Neighbour solicitation.
+    /// Neighbour solicitation (RFC 4861 section 4.3).
     pub const NEIGHBOUR_SOLICITATION: u8 = 135;
-    /// Neighbour advertisement.
+    /// Neighbour advertisement (RFC 4861 section 4.4).
     pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-    /// Redirect.
+    /// Redirect (RFC 4861 section 4.5).
     pub const REDIRECT: u8 = 137;
 }
 
-/// Types of options.
+/// Type numbers of options.
 pub(super) mod option {
     pub(crate) const SOURCE_MAC: u8 = 1;
     pub(crate) const TARGET_MAC: u8 = 2;
@@ -45,13 +45,13 @@ pub(super) mod option {
 pub struct Ndp {
     /// Source address; unspecified in duplicate address detection.
     pub source: Ipv6Addr,
-    /// Destination address.
+    /// Destination address of the packet.
     pub destination: Ipv6Addr,
-    /// The message.
+    /// The parsed message.
     pub message: Message,
 }
 
-/// What is read of a message.
+/// Fields of a message that the engine uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
     /// A host asks for advertisements.
@@ -70,14 +70,14 @@ pub enum Message {
     },
     /// Tells the MAC of an address.
     NeighbourAdvertisement {
-        /// The address.
+        /// The address that the MAC is of.
         target: Ipv6Addr,
     },
     /// A router says that a better one is there.
     Redirect,
     /// Which multicast groups somebody listens to.
     Listeners,
-    /// Another ICMPv6 message.
+    /// Another ICMPv6 message, which is not handled here.
     Other,
 }
 
@@ -172,7 +172,7 @@ pub struct Answer {
     pub target: Ipv6Addr,
     /// MAC of the address.
     pub mac: [u8; 6],
-    /// Destination.
+    /// Destination address of the packet.
     pub to: Ipv6Addr,
     /// Whether it answers a solicitation.
     pub is_solicited: bool,

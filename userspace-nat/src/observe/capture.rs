@@ -33,7 +33,7 @@ use crate::{
     flow::Flows,
     observe::{
         pcap::guest_macs,
-        pcapng::{Link, Shot, Stream},
+        pcapng::{LinkKind, Shot, Stream},
     },
     packet::{Ip, Packet, ip::End, translation::translate},
     poll::{Interest, Poller, Readiness, Subsystem, Token},
@@ -144,7 +144,7 @@ impl Captures {
         };
         let vm = vms.get(row).ok_or(NotCaptured::NoVm)?;
         let mut stream = Stream::new(BUFFER);
-        stream.describe(vm.net.id, &vm.net.name, Link::Guest);
+        stream.describe(vm.net.id, &vm.net.name, LinkKind::Guest);
         self.last_key = self.last_key.wrapping_add(1);
         let key = self.last_key;
         let token = Token {
@@ -302,7 +302,7 @@ impl Captures {
             let shot = Shot {
                 vm: id,
                 name: &vm.net.name,
-                link: Link::Guest,
+                link: LinkKind::Guest,
                 macs: guest_macs(&vm.net, !from_guest),
                 ethertype: frame.ethertype,
                 l3,

@@ -16,7 +16,7 @@ use slipgate_abi::{Command, Handover, VmId, portframe::PortFlags};
 
 use crate::{
     datapath::Datapath,
-    observe::pcapng::{Link, Shot, Stream},
+    observe::pcapng::{LinkKind, Shot, Stream},
     port::Frame,
     record::Output,
     state::{Nat, VmTable},
@@ -78,11 +78,11 @@ impl PortDump {
         let code = frame.header.code;
         let (link, comment) = match direction {
             Direction::Read if frame.header.flags & PortFlags::FROM_UPLINK != 0 => {
-                (Link::Uplink, handover(code))
+                (LinkKind::Uplink, handover(code))
             }
-            Direction::Read => (Link::Guest, handover(code)),
+            Direction::Read => (LinkKind::Guest, handover(code)),
             Direction::Written if frame.header.flags & PortFlags::HAIRPIN != 0 => {
-                (Link::Uplink, "hairpin: translate and deliver")
+                (LinkKind::Uplink, "hairpin: translate and deliver")
             }
             Direction::Written => command(code),
         };
@@ -92,10 +92,10 @@ impl PortDump {
             name: vm.map_or("?", |vm| &vm.name),
             link,
             macs: vm.map_or_else(Default::default, |vm| match link {
-                Link::Guest => {
+                LinkKind::Guest => {
                     guest_macs(vm, direction == Direction::Written && comment == TO_GUEST)
                 }
-                Link::Uplink => Default::default(),
+                LinkKind::Uplink => Default::default(),
             }),
             ethertype: frame.ethertype,
             l3: frame.l3,
@@ -155,13 +155,13 @@ fn handover(code: u8) -> &'static str {
     }
 }
 
-fn command(code: u8) -> (Link, &'static str) {
+fn command(code: u8) -> (LinkKind, &'static str) {
     match Command::from_u8(code) {
-        Some(Command::ToGuest) => (Link::Guest, TO_GUEST),
-        Some(Command::Forward) => (Link::Guest, "translate and send"),
-        Some(Command::Open) => (Link::Guest, "open, translate and send"),
-        Some(Command::Deliver) => (Link::Uplink, "translate and deliver"),
-        Some(Command::Emit | Command::EmitBy) => (Link::Uplink, "to the world"),
-        None => (Link::Uplink, "?"),
+        Some(Command::ToGuest) => (LinkKind::Guest, TO_GUEST),
+        Some(Command::Forward) => (LinkKind::Guest, "translate and send"),
+        Some(Command::Open) => (LinkKind::Guest, "open, translate and send"),
+        Some(Command::Deliver) => (LinkKind::Uplink, "translate and deliver"),
+        Some(Command::Emit | Command::EmitBy) => (LinkKind::Uplink, "to the world"),
+        None => (LinkKind::Uplink, "?"),
     }
 }

@@ -43,7 +43,7 @@ const INTERFACE_BYTES: usize = 160;
 
 /// Kind of link on which a packet is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Link {
+pub enum LinkKind {
     /// The guest's own link.
     Guest,
     /// The uplink, for one VM.
@@ -58,7 +58,7 @@ pub struct Shot<'a> {
     /// Name of the VM.
     pub name: &'a str,
     /// Link on which the packet is shown.
-    pub link: Link,
+    pub link: LinkKind,
     /// Destination and source MAC.
     pub macs: [[u8; 6]; 2],
     /// EtherType, as in the Ethernet header.
@@ -79,7 +79,7 @@ pub struct Stream {
     /// Number of bytes at the start of the buffer that were written.
     written: usize,
     most: usize,
-    interfaces: HashMap<(VmId, Link), u32>,
+    interfaces: HashMap<(VmId, LinkKind), u32>,
     frame: Vec<u8>,
     packets: u64,
     lost: u64,
@@ -160,12 +160,6 @@ impl Stream {
         let _ = self.encoder.write_pcapng_block(block);
     }
 
-    /// Begins a new section for another file. The waiting bytes are to be written before.
-    pub fn begin_section(&mut self) {
-        self.encoder = encoder(std::mem::take(self.encoder.get_mut()));
-        self.interfaces.clear();
-    }
-
     /// Hands the waiting bytes to `write`, as many as it takes.
     ///
     /// # Errors
@@ -206,19 +200,19 @@ impl Stream {
     }
 
     /// Describes a link even if it never has a packet: readers refuse a file without any interface.
-    pub fn describe(&mut self, vm: VmId, name: &str, link: Link) {
+    pub fn describe(&mut self, vm: VmId, name: &str, link: LinkKind) {
         self.interface(vm, name, link);
     }
 
-    fn interface(&mut self, vm: VmId, name: &str, link: Link) -> u32 {
+    fn interface(&mut self, vm: VmId, name: &str, link: LinkKind) -> u32 {
         let number = self.interfaces.len() as u32;
         let key = (vm, link);
         if let Some(known) = self.interfaces.get(&key) {
             return *known;
         }
         let name = match link {
-            Link::Guest => name.to_owned(),
-            Link::Uplink => format!("{name} uplink"),
+            LinkKind::Guest => name.to_owned(),
+            LinkKind::Uplink => format!("{name} uplink"),
         };
         let block = InterfaceDescriptionBlock {
             linktype: DataLink::ETHERNET,

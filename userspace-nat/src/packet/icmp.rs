@@ -6,37 +6,37 @@ pub const HEADER_LEN: usize = 8;
 
 /// Types of ICMP messages.
 pub mod v4 {
-    /// Echo reply.
+    /// Echo reply (RFC 792).
     pub const ECHO_REPLY: u8 = 0;
-    /// Destination unreachable.
+    /// Destination unreachable (RFC 792).
     pub const UNREACHABLE: u8 = 3;
     /// Source quench (deprecated by RFC 6633).
     pub const SOURCE_QUENCH: u8 = 4;
-    /// Redirect.
+    /// Redirect (RFC 792).
     pub const REDIRECT: u8 = 5;
-    /// Echo request.
+    /// Echo request (RFC 792).
     pub const ECHO_REQUEST: u8 = 8;
-    /// Time exceeded.
+    /// Time exceeded (RFC 792).
     pub const TIME_EXCEEDED: u8 = 11;
-    /// Parameter problem.
+    /// Parameter problem (RFC 792).
     pub const PARAMETER_PROBLEM: u8 = 12;
 }
 
 /// Types of ICMPv6 messages.
 pub mod v6 {
-    /// Destination unreachable.
+    /// Destination unreachable (RFC 4443 section 3.1).
     pub const UNREACHABLE: u8 = 1;
-    /// Packet too big.
+    /// Packet too big (RFC 4443 section 3.2).
     pub const TOO_BIG: u8 = 2;
-    /// Time exceeded.
+    /// Time exceeded (RFC 4443 section 3.3).
     pub const TIME_EXCEEDED: u8 = 3;
-    /// Parameter problem.
+    /// Parameter problem (RFC 4443 section 3.4).
     pub const PARAMETER_PROBLEM: u8 = 4;
     /// First type that is not that of an error (RFC 4443 section 2.1).
     pub const FIRST_INFORMATIONAL: u8 = 128;
-    /// Echo request.
+    /// Echo request (RFC 4443 section 4.1).
     pub const ECHO_REQUEST: u8 = 128;
-    /// Echo reply.
+    /// Echo reply (RFC 4443 section 4.2).
     pub const ECHO_REPLY: u8 = 129;
     /// Redirect (RFC 4861 section 4.5).
     pub const REDIRECT: u8 = 137;

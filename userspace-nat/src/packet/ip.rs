@@ -7,9 +7,9 @@ use crate::port::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 /// Version of the Internet Protocol: the family of an address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Version {
-    /// IPv4 (RFC 791).
+    /// Version 4 (RFC 791).
     V4,
-    /// IPv6 (RFC 8200).
+    /// Version 6 (RFC 8200).
     V6,
 }
 
@@ -151,9 +151,9 @@ impl<'a> From<Ipv6<'a>> for Ip<'a> {
 /// One of the two addresses of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The source address.
+    /// The source address of the header.
     Source,
-    /// The destination address.
+    /// The destination address of the header.
     Destination,
 }
 

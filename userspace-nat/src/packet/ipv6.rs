@@ -26,7 +26,7 @@ pub struct Ipv6<'a> {
     pub destination: Ipv6Addr,
     /// Protocol number of what follows the header: a transport protocol or an extension header.
     pub next_header: u8,
-    /// Hop limit, hops.
+    /// Hops that the packet may still take.
     pub hop_limit: u8,
 }
 

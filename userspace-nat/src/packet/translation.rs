@@ -24,7 +24,7 @@ pub fn translate(
     };
     ip::set_address(bytes, end, addr);
     ip::decrement_ttl(bytes);
-    let Some(place) = Place::of(&packet.transport, end) else {
+    let Some(place) = TransportFields::of(&packet.transport, end) else {
         return;
     };
     let Some(l4) = bytes.get_mut(ip.header_len..) else {
@@ -52,7 +52,7 @@ pub fn translate(
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Readdressed {
     header_len: usize,
-    place: Place,
+    place: TransportFields,
     end: End,
     addresses: (IpAddr, IpAddr),
     port: u16,
@@ -68,7 +68,7 @@ impl Readdressed {
         end: End,
         (addr, port): (IpAddr, u16),
     ) -> Option<Self> {
-        let (ip, place) = (packet.ip, Place::of(&packet.transport, end)?);
+        let (ip, place) = (packet.ip, TransportFields::of(&packet.transport, end)?);
         let is_partial = vnet.needs_csum();
         let at = (ETHERNET_LEN + ip.header_len, place.checksum);
         let is_in_place = at == (vnet.csum_start.into(), vnet.csum_offset.into());
@@ -99,7 +99,7 @@ impl Readdressed {
         self.is_partial
     }
 
-    /// Changes the packet.
+    /// Writes the new address and port into the packet, and updates its checksums.
     pub(crate) fn apply(&self, packet: &mut [u8]) {
         let (old, new) = self.addresses;
         ip::set_address(packet, self.end, new);
@@ -125,7 +125,7 @@ impl Readdressed {
 
 /// Where the words of a transport header are that a translation changes, bytes from its beginning.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct TransportFields {
     port: usize,
     checksum: usize,
     /// Whether the addresses are under the checksum.
@@ -134,7 +134,7 @@ pub(crate) struct Place {
     is_udp: bool,
 }
 
-impl Place {
+impl TransportFields {
     /// Returns the places of one end's words in a TCP header.
     pub(crate) fn of_tcp(end: End) -> Self {
         Self {

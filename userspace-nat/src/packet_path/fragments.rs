@@ -1,5 +1,5 @@
 //! Fragments, which are reassembled before anything is decided about their datagram.
-use slipgate_abi::{DropReason, Handover, VmId, VmRow};
+use slipgate_abi::{DropReason, Handover, VmId, VmRow, portframe::PortFlags};
 
 use super::{Disposition, Services, single};
 use crate::{
@@ -81,8 +81,12 @@ impl<D: Datapath> Core<D> {
         if disposition == Disposition::Send
             && let Some(frame) = Frame::parse(&whole.frame)
         {
+            let mut header = frame.header;
+            if self.nat.world_is_sockets {
+                header.flags |= PortFlags::REASSEMBLED;
+            }
             let queue = &mut self.out.queue;
-            let queued = queue.push(frame.header, frame.ethertype, frame.vnet, frame.l3);
+            let queued = queue.push(header, frame.ethertype, frame.vnet, frame.l3);
             if queued.is_err() {
                 let stats = self.nat.datapath.stats(row);
                 stats.dropped(DropReason::EngineBusy, single(frame.l3.len()));

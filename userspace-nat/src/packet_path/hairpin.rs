@@ -16,7 +16,7 @@
 //! What the engine itself sends to a peer (errors of a guest's, which are translated, its own, and
 //! resets) is led back in likewise ([`Exit::BackIn`](crate::port::Exit::BackIn)). An error is
 //! translated by both flows (RFC 5508 REQ-7).
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Direction, DropReason, Handover, PortHeader, SlotIndex, VmId, VmRow, portframe::PortFlags,
@@ -115,7 +115,7 @@ impl<D: Datapath> Core<D> {
         self.nat.note_segment(slot, Direction::Tx, job);
         let mss = match packet.transport {
             Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-                let most = mss::for_mtu(Version::V4, vm.net.mtu.into());
+                let most = mss::for_mtu(packet.ip.version(), vm.net.mtu.into());
                 Some((tcp.header_len, most))
             }
             _ => None,
@@ -215,7 +215,7 @@ impl<D: Datapath> Core<D> {
         if !self.nat.network.routes.is_delivered(guest.remote) {
             return;
         }
-        let inside = Inside::of(guest, IpAddr::from([0, 0, 0, 0]));
+        let inside = Inside::of(guest, Version::of(guest.local).unspecified());
         let external = inside.and_then(|inside| {
             let source = self
                 .nat

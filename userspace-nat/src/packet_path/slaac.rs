@@ -8,7 +8,7 @@ use slipgate_model::GuestIpv6;
 use super::{Disposition, Finish, done};
 use crate::{
     datapath::Datapath,
-    dhcpv6,
+    dhcpv6::{self, AddressUse},
     flow::is_paused,
     ndp::{
         self, Reply,
@@ -94,17 +94,29 @@ impl<D: Datapath> Core<D> {
         let Some(net) = vm.net.ipv6 else {
             return Finish::Drop(DropReason::Ipv6);
         };
-        let answer = match dhcpv6::handle(&vm.net, &net, packet.ip.bytes) {
+        let single = net.single_address();
+        let is_withheld = single.is_some_and(|address| self.is_hosts(&net, address));
+        let answer = match dhcpv6::handle(&vm.net, &net, packet.ip.bytes, is_withheld) {
             Ok(answer) => answer,
             Err(reason) => return Finish::Drop(reason),
         };
         if let Err(reason) = self.bind_source(vm, packet.ip.source, now_ns) {
             return Finish::Drop(reason);
         }
-        match answer {
-            None => Finish::Dispose(Disposition::Consumed),
-            Some(answer) => done(self.send_to_guest(vm, &answer)),
+        let Some(answer) = answer else {
+            return Finish::Dispose(Disposition::Consumed);
+        };
+        match answer.address {
+            AddressUse::Unchanged => {}
+            // The world may ask for it before the guest has sent anything from it.
+            AddressUse::Granted(address) => drop(self.bind(vm, address, now_ns)),
+            AddressUse::Released(address) => {
+                if let Some(row) = self.nat.datapath.vm6(vm.net.row) {
+                    addresses::release(row, address);
+                }
+            }
         }
+        done(self.send_to_guest(vm, &answer.packet))
     }
 
     /// Begins or ends the advertisements of a VM's IPv6, as its description says. Of a network that

@@ -32,7 +32,7 @@ pub struct VmText<'a> {
 /// Names that a record shows and the slot does not hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Names<'a> {
-    /// The VM.
+    /// Name and labels of the VM.
     pub vm: VmText<'a>,
     /// Text of the rule, where it is known.
     pub rule: Option<&'a str>,
@@ -47,7 +47,7 @@ pub struct RelayedFlow {
     pub number: u64,
     /// Id of the VM.
     pub vm: VmId,
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the guest.
     pub guest: SocketAddr,
@@ -162,7 +162,7 @@ impl FlowLog {
         };
         let age = Duration::from_nanos(now_ns.saturating_sub(live.created_ns()));
         let by_engine = live.verdict().load(Relaxed) == Verdict::Engine as u32;
-        let (verdict, path) = carried(live.flags(), by_engine);
+        let (verdict, path) = self.carried(live.flags(), by_engine);
         let line = Line {
             rule: Some(live.rule_index()),
             nat: Some(Address(addresses.nat, live.nat_port())),
@@ -181,6 +181,17 @@ impl FlowLog {
         self.push(Event::FlowStart, live.id(), &line);
     }
 
+    /// Returns verdict and path of a flow with these flags. `by_engine`: packet by packet, in either
+    /// mode.
+    fn carried(&self, flags: u8, by_engine: bool) -> (&'static str, &'static str) {
+        match by_engine {
+            _ if flags & SlotFlags::HAIRPIN != 0 => (Verdict::Engine.name(), "hairpin"),
+            true => (Verdict::Engine.name(), "engine"),
+            false if self.by_sockets => (Verdict::Fast.name(), "sockets"),
+            false => (Verdict::Fast.name(), "kernel"),
+        }
+    }
+
     /// Buffers the end of a translated flow. `now`: the wall-clock time at `ended.ended_ns`.
     pub fn flow_end(&mut self, ended: &Ended, names: Names<'_>, now: SystemTime) {
         if !self.wants(Event::FlowEnd) {
@@ -193,7 +204,7 @@ impl FlowLog {
             slot: ended.slot,
             generation: slot.generation,
         };
-        let (verdict, path) = carried(slot.flags, ended.held);
+        let (verdict, path) = self.carried(slot.flags, ended.held);
         let is_tcp = slot.protocol == Protocol::Tcp;
         let mut line = Line {
             rule: Some(RuleIndex::new(slot.rule)),
@@ -311,15 +322,6 @@ fn line<'a>(
         tcp: None,
         direction: "outbound",
         path: "kernel",
-    }
-}
-
-/// Returns verdict and path of a flow with these flags that the engine carries, or the kernel.
-fn carried(flags: u8, by_engine: bool) -> (&'static str, &'static str) {
-    match by_engine {
-        _ if flags & SlotFlags::HAIRPIN != 0 => (Verdict::Engine.name(), "hairpin"),
-        true => (Verdict::Engine.name(), "engine"),
-        false => (Verdict::Fast.name(), "kernel"),
     }
 }
 

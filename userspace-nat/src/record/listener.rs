@@ -11,11 +11,11 @@ const MOST_WAITING: usize = 1 << 20;
 const LOST_LINE: usize = 64;
 const _: () = assert!(LOST_LINE >= "{'event':'lost','count':18446744073709551615}\n".len());
 
-/// Receiver of records.
+/// Receiver of records, on a socket of its own.
 #[derive(Debug)]
 pub struct Listener {
     key: u32,
-    of: Of,
+    of: Selection,
     waiting: Vec<u8>,
     /// Number of bytes at the start of `waiting` that were fetched.
     fetched: usize,
@@ -25,7 +25,7 @@ pub struct Listener {
 
 /// Records that a listener receives, whichever the file receives.
 #[derive(Clone, Copy, Debug)]
-enum Of {
+enum Selection {
     /// Flows and questions of a VM.
     Vm(VmId),
     /// These events, of all VMs.
@@ -38,15 +38,15 @@ const OF_A_VM: Events = Events::of(&[Event::FlowStart, Event::FlowEnd, Event::Dn
 impl Listener {
     /// Creates a listener for the VM with this id. `key` identifies the listener.
     pub fn new(key: u32, vm: VmId) -> Self {
-        Self::of(key, Of::Vm(vm))
+        Self::of(key, Selection::Vm(vm))
     }
 
     /// Creates a listener for all VMs, which receives nothing until it is told what to.
     pub fn of_all(key: u32) -> Self {
-        Self::of(key, Of::All(Events::default()))
+        Self::of(key, Selection::All(Events::default()))
     }
 
-    fn of(key: u32, of: Of) -> Self {
+    fn of(key: u32, of: Selection) -> Self {
         Self {
             key,
             of,
@@ -62,8 +62,8 @@ impl Listener {
 
     pub(super) fn hears(&self, event: Event, vm: VmId) -> bool {
         let is_of = match self.of {
-            Of::Vm(id) => id == vm,
-            Of::All(_) => true,
+            Selection::Vm(id) => id == vm,
+            Selection::All(_) => true,
         };
         is_of && self.heard().has(event)
     }
@@ -71,14 +71,14 @@ impl Listener {
     /// Events that it receives.
     pub(super) fn heard(&self) -> Events {
         match self.of {
-            Of::Vm(_) => OF_A_VM,
-            Of::All(events) => events,
+            Selection::Vm(_) => OF_A_VM,
+            Selection::All(events) => events,
         }
     }
 
     /// Has it receive these events from now on, if it is one of all VMs.
     pub(super) fn hear(&mut self, events: Events) {
-        if let Of::All(heard) = &mut self.of {
+        if let Selection::All(heard) = &mut self.of {
             *heard = events;
         }
     }

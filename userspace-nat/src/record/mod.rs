@@ -45,7 +45,7 @@ pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
 pub use flow::{Names, RelayedEnd, RelayedFlow, VmText, recorded_ids};
 pub use listener::Listener;
 pub use losses::Losses;
-pub use output::{Background, MOST_QUEUED, Outcome, Output, Unwritten};
+pub use output::{Background, MOST_QUEUED, Output, Unwritten, WriteResults};
 pub use refused::Refusals;
 pub use time::Rfc3339;
 
@@ -77,6 +77,8 @@ pub struct FlowLog {
     error: Option<io::Error>,
     instance: u32,
     run: u32,
+    /// Whether sockets of the engine carry what the kernel's programs would.
+    by_sockets: bool,
 }
 
 /// Batch that was handed over to the output.
@@ -118,6 +120,11 @@ impl FlowLog {
     /// Sets the row of `OWNERS` of the engine whose log it is, which ids of relayed flows show.
     pub fn set_owner(&mut self, owner_row: u32) {
         self.run = RelayedId::run_of(self.run, owner_row);
+    }
+
+    /// Has the records say that sockets of the engine carry the flows, not the kernel's programs.
+    pub fn set_by_sockets(&mut self) {
+        self.by_sockets = true;
     }
 
     /// Replaces the set of events that the log writes.

@@ -42,7 +42,7 @@ pub enum Unwritten {
 
 /// Results of batches since the last look.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct WriteResults {
     /// Lines that were written.
     pub written: u64,
     /// Lines that could not be written.
@@ -59,7 +59,7 @@ pub struct Output {
 enum To {
     Direct {
         writing: Writing,
-        outcome: Outcome,
+        outcome: WriteResults,
         given: u64,
     },
     Background(Background),
@@ -94,7 +94,7 @@ impl Output {
         Self {
             to: To::Direct {
                 writing,
-                outcome: Outcome::default(),
+                outcome: WriteResults::default(),
                 given: 0,
             },
         }
@@ -158,7 +158,7 @@ impl Output {
     }
 
     /// Returns the results of batches since the last call.
-    pub fn take_outcome(&mut self) -> Outcome {
+    pub fn take_outcome(&mut self) -> WriteResults {
         match &mut self.to {
             To::Direct { outcome, .. } => std::mem::take(outcome),
             To::Background(background) => std::mem::take(&mut background.state().outcome),
@@ -222,7 +222,7 @@ struct State {
     /// Batches that were queued, and batches that are done.
     given: u64,
     done: u64,
-    outcome: Outcome,
+    outcome: WriteResults,
     has_begun: bool,
     waits: bool,
     is_over: bool,

@@ -75,11 +75,18 @@ impl Relay {
     /// Whether a VM may use one more socket of the host. No VM may take the last ones from the
     /// others, or from other uses of descriptors.
     pub(super) fn has_socket_for(&self, vm: VmId) -> bool {
+        self.has_sockets_for(vm, 1)
+    }
+
+    /// As [`Relay::has_socket_for`], of so many.
+    pub(super) fn has_sockets_for(&self, vm: VmId, more: usize) -> bool {
+        let more = more - 1;
         let taken = self.vms.values().map(|served| served.counts.sockets());
         let free = self.limits.sockets.saturating_sub(taken.sum());
         let held = || self.vms.get(&vm).map_or(0, |vm| vm.counts.sockets());
         let reserve = Reserve::new(self.limits.sockets, self.vms.len());
-        free > 0 && reserve.allows(free, held)
+        let free = free.saturating_sub(more);
+        free > 0 && reserve.allows(free, || held() + more)
     }
 
     /// An unused key. A key is reused only after four billion others.
@@ -228,6 +235,9 @@ impl Relay {
 
     /// Ends a connection with a reset to both sides, or an exchange.
     pub(super) fn cut_off(&mut self, key: u32, reason: &'static str, cx: &mut Context<'_>) {
+        if matches!(self.entries.get(&key), Some(Entry::Spliced(_))) {
+            return self.reset_spliced(key, reason, cx.now_ns);
+        }
         if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key)
             && let Some(served) = self.vms.get_mut(&connection.name.vm)
         {

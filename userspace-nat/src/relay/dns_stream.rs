@@ -191,7 +191,7 @@ impl DnsStream {
             let mss = self.connection.mss();
             let sent = (place.offset as usize).min(self.outbox.len());
             let unsent = self.outbox.range(sent..);
-            let (into, _) = link.room(place.most, mss);
+            let (into, _) = link.room(place, mss);
             let mut len = 0;
             for (to, from) in into.iter_mut().zip(unsent) {
                 *to = *from;
@@ -200,24 +200,31 @@ impl DnsStream {
             if len > 0 {
                 let header = self.connection.send(len as u32, Some(room), link.now_ns);
                 link.send(&header, len, mss);
-            } else if let Some(header) = self.connection.send_fin(link.now_ns) {
-                link.tell(&header);
+            } else {
+                // Without `closing`, the guest has all that is behind what comes next.
+                if self.closing
+                    && let Some(header) = self.connection.send_fin(link.now_ns)
+                {
+                    link.tell(&header);
+                }
                 break;
             }
         }
         let opens = self.connection.is_receiving()
             && self.connection.window_left() < room / 2
             && room as usize >= limits.dns_buffer / 2;
-        if (opens || self.connection.owes_acknowledgement()) && link.may_send() {
+        if (opens || self.connection.owes_acknowledgement()) && link.may_acknowledge() {
             let header = self.connection.acknowledge(room);
             link.tell(&header);
         }
     }
 
-    /// Whether there are answers, or the end, behind what was sent.
+    /// Whether there are answers, or the end, behind what was sent, or what was lost of it.
     fn has_more(&self) -> bool {
         let under_way = self.connection.under_way() as usize;
-        under_way < self.outbox.len() || self.closing && under_way == self.outbox.len()
+        under_way < self.outbox.len()
+            || self.closing && under_way == self.outbox.len()
+            || self.connection.has_hole()
     }
 
     fn settle(&mut self, limits: &Limits, link: &mut Link<'_>) -> Fate {

@@ -91,7 +91,10 @@ impl Relay {
             // error means that it is not waited on any more.
             Some(Entry::Listener(listener, _)) => drop(cx.poller.remove(&listener)),
             Some(Entry::Datagrams(socket)) => drop(cx.poller.remove(socket.socket())),
-            Some(Entry::Connection(_) | Entry::Exchange(_)) | None => {}
+            Some(
+                Entry::Connection(_) | Entry::Exchange(_) | Entry::Spliced(_) | Entry::Inside(_),
+            )
+            | None => {}
         }
     }
 
@@ -148,6 +151,15 @@ impl Relay {
             rule,
         } = target;
         let guest = self.guest_of(vm, client.ip(), guest_port);
+        if let Some(guest) = guest
+            && self.may_splice(vm)
+            && host.set_nonblocking(true).is_ok()
+        {
+            // What the service sends leaves at once, however small; without it the connection works, too.
+            let _ = host.set_nodelay(true);
+            let at = local_of(host.local_addr());
+            return self.splice((host, client, at), (target, guest), cx);
+        }
         let ours = guest.and_then(|guest| self.free_port(vm, guest, Protocol::Tcp));
         let (key, has_socket) = (self.fresh_key(), self.has_socket_for(vm));
         let Some(served) = self.vms.get_mut(&vm) else {
@@ -360,7 +372,12 @@ impl Relay {
 
     /// A port of the gateway that is free toward the guest's port; `None` if there is none. Ports
     /// are used in turn, so that one is not reused soon.
-    fn free_port(&mut self, vm: VmId, guest: SocketAddr, protocol: Protocol) -> Option<SocketAddr> {
+    pub(super) fn free_port(
+        &mut self,
+        vm: VmId,
+        guest: SocketAddr,
+        protocol: Protocol,
+    ) -> Option<SocketAddr> {
         let served = self.vms.get_mut(&vm)?;
         let gateway = served.net.gateway_of(guest.ip())?;
         for _ in 0..PORTS {

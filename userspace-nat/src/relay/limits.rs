@@ -1,6 +1,7 @@
 //! Limits of the relay, and its counters.
 use slipgate_abi::{segment::Segments, timeout};
 
+use super::spliced::MORE_SOCKETS;
 use crate::record::RelayedFlow;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -66,6 +67,8 @@ impl Default for Limits {
 pub struct Counts {
     /// Forwarded TCP connections that are live.
     pub streams: u32,
+    /// Those of them that are spliced to a socket of the guest's namespace.
+    pub spliced: u32,
     /// Clients of forwarded UDP ports that are live.
     pub associations: u32,
     /// DNS connections that are live.
@@ -121,9 +124,12 @@ impl Counts {
 }
 
 impl Counts {
-    /// Number of the host's sockets in use for this VM, without listeners and UDP sockets that its
+    /// Number of the host's sockets and pipes in use for this VM, without listeners and UDP sockets that its
     /// clients share.
     pub(super) const fn sockets(&self) -> usize {
-        (self.streams + self.loopback_streams + self.loopback_exchanges) as usize
+        (self.streams
+            + self.spliced * MORE_SOCKETS
+            + self.loopback_streams
+            + self.loopback_exchanges) as usize
     }
 }

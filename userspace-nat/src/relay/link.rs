@@ -6,8 +6,10 @@ use slipgate_abi::segment::{self, Segments};
 
 use crate::{
     packet::{Ip, Packet, Transport, Version, transport::Tcp},
-    port::{ETHERNET_LEN, L3_AT, VirtioNetHdr, single},
-    tcp::{EarlyRoom, Header, SCRATCH_LEN, Segment, Workspace, headers_len, write_headers},
+    port::{ETHERNET_LEN, L3_AT, LEAST_ROOM, VirtioNetHdr, single},
+    tcp::{
+        EarlyRoom, Header, SCRATCH_LEN, Segment, Sendable, Workspace, headers_len, write_headers,
+    },
     vm::VmNet,
 };
 
@@ -16,6 +18,8 @@ const KEPT_LEN: usize = 1 << 20;
 /// More than the headers of a frame, and least payload for which one is begun.
 const MOST_HEADERS_LEN: usize = 128;
 const LEAST_PAYLOAD: usize = 1_500;
+// Or a connection could not send where its turn is said to have come.
+const _: () = assert!(LEAST_PAYLOAD + MOST_HEADERS_LEN + L3_AT <= LEAST_ROOM);
 
 /// Frames for the guest, one after another in a reused buffer.
 #[derive(Debug, Default)]
@@ -45,8 +49,8 @@ impl Packets {
 
     /// Returns room for a frame's payload of up to `most` bytes behind its headers, and a place for
     /// bytes that are not looked at.
-    fn room(&mut self, version: Version, most: usize) -> (&mut [u8], &mut [u8]) {
-        let start = self.used + headers_len(version);
+    fn room(&mut self, headers_len: usize, most: usize) -> (&mut [u8], &mut [u8]) {
+        let start = self.used + headers_len;
         self.grow(start + most);
         self.scratch.resize(SCRATCH_LEN, 0);
         (&mut self.bytes[start..start + most], &mut self.scratch)
@@ -147,6 +151,12 @@ impl<'a> Link<'a> {
         may_send
     }
 
+    /// Whether a segment without data may be sent: it needs no room of a port that is full.
+    pub(super) fn may_acknowledge(&mut self) -> bool {
+        self.has_more |= self.may_send == 0;
+        self.may_send > 0
+    }
+
     fn payload_room(&self) -> usize {
         self.has_room_for
             .saturating_sub(self.out.taken_with_one_more())
@@ -154,18 +164,20 @@ impl<'a> Link<'a> {
 
     /// Room for the payload of the next frame: at most so many bytes, in as many packets of `mss`
     /// bytes as may be sent. And a place for bytes that are not looked at.
-    pub(super) fn room(&mut self, most: u32, mss: u16) -> (&mut [u8], &mut [u8]) {
-        let most = (most as usize)
+    pub(super) fn room(&mut self, place: Sendable, mss: u16) -> (&mut [u8], &mut [u8]) {
+        let most = (place.most as usize)
             .min(self.may_send.saturating_mul(mss.into()))
             .min(self.payload_room());
-        self.out.room(Version::of(self.ends.ours.ip()), most)
+        let headers_len = headers_len(self.version()) + place.options_len;
+        self.out.room(headers_len, most)
     }
 
-    /// What a guest's segment is received with.
+    /// Returns the parts of the link that the receipt of a guest's segment needs.
     pub(super) fn workspace(&mut self) -> Workspace<'_> {
         Workspace {
-            scratch: self.out.room(Version::V4, 0).1,
+            scratch: self.out.room(0, 0).1,
             early: self.early,
+            closed: None,
         }
     }
 

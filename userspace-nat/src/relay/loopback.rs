@@ -324,7 +324,10 @@ impl Relay {
                     Kind::Stream(_) | Kind::Dns(_) => continue,
                 },
                 Entry::Exchange(exchange) => (&exchange.name, Protocol::Udp, exchange.service),
-                Entry::Listener(..) | Entry::Datagrams(_) => continue,
+                Entry::Listener(..)
+                | Entry::Datagrams(_)
+                | Entry::Spliced(_)
+                | Entry::Inside(_) => continue,
             };
             let served = self.vms.get(&name.vm);
             let Some(served) = served.filter(|_| concerned.contains(&name.vm)) else {

@@ -6,7 +6,8 @@
 //! [`Relay::answer`]. Second, a *forward* from the host's own addresses or loopback, whose packets
 //! never cross the uplink: the broker binds the socket, the relay accepts on it and opens a
 //! connection from the gateway's address to the guest (`stream`), or assigns a port of the gateway
-//! to each client of a UDP port (`datagrams`). Third, *ports of the gateway* that a policy maps to
+//! to each client of a UDP port (`datagrams`). If the guest is a network namespace of this host, a
+//! connection is continued by a socket there, and its bytes are spliced (`spliced`). Third, *ports of the gateway* that a policy maps to
 //! the host's loopback (`loopback`, `exchanges`): the guest opens the connection, and the relay
 //! makes the host's socket.
 //!
@@ -49,11 +50,15 @@ mod journal;
 mod limits;
 mod link;
 mod loopback;
+mod namespace;
+mod pipe;
+mod spliced;
 mod stream;
 mod turns;
 
 pub use limits::{Counts, Limits};
 pub use loopback::{Judges, Opening, Rejudged, Standing};
+pub use namespace::NamespaceSockets;
 
 use datagrams::{Associations, DatagramSocket};
 use dns_stream::DnsStream;
@@ -61,6 +66,8 @@ use exchanges::Exchange;
 use journal::Journal;
 use link::Packets;
 use loopback::Connecting;
+use pipe::Pipes;
+use spliced::Spliced;
 use stream::Stream;
 use turns::Turn;
 
@@ -137,6 +144,11 @@ pub struct Relay {
     questions: VecDeque<Question>,
     packets: Packets,
     journal: Journal,
+    /// The one guest that is a network namespace of this host, and sockets in it.
+    namespace: Option<(VmId, NamespaceSockets)>,
+    pipes: Pipes,
+    /// Whether somebody wants to see packets.
+    is_watched: bool,
     /// Buffer for a datagram from the host.
     datagram: Vec<u8>,
 }
@@ -194,6 +206,9 @@ enum Entry {
     Datagrams(DatagramSocket),
     Connection(Box<Connection>),
     Exchange(Box<Exchange>),
+    Spliced(Box<Spliced>),
+    /// The socket inside of a spliced connection, whose key this is.
+    Inside(u32),
 }
 
 impl Entry {
@@ -201,12 +216,16 @@ impl Entry {
         match self {
             Self::Connection(connection) => Some(&connection.flow),
             Self::Exchange(exchange) => Some(&exchange.flow),
-            Self::Listener(..) | Self::Datagrams(_) => None,
+            Self::Spliced(spliced) => Some(&spliced.flow),
+            Self::Listener(..) | Self::Datagrams(_) | Self::Inside(_) => None,
         }
     }
 
     /// Phase of a connection.
     fn phase(&self) -> Option<Phase> {
+        if let Self::Spliced(spliced) = self {
+            return Some(spliced.phase());
+        }
         let Self::Connection(connection) = self else {
             return None;
         };
@@ -334,6 +353,17 @@ impl Relay {
         self.vms.remove(&vm);
     }
 
+    /// Sets that a VM is a network namespace of this host, and where sockets in it come from.
+    pub fn set_namespace(&mut self, vm: VmId, sockets: NamespaceSockets) {
+        self.namespace = Some((vm, sockets));
+    }
+
+    /// Sets whether somebody wants to see the guests' packets: connections that begin meanwhile consist
+    /// of packets.
+    pub(crate) const fn set_watched(&mut self, is_watched: bool) {
+        self.is_watched = is_watched;
+    }
+
     /// Counters of a VM's relayed traffic.
     pub fn counts(&self, vm: VmId) -> Counts {
         self.vms
@@ -407,14 +437,17 @@ impl Relay {
             Some(Entry::Datagrams(_)) => self.take_datagrams(key, cx),
             Some(Entry::Connection(_)) => self.drive(key, Event::Ready(readiness), cx),
             Some(Entry::Exchange(_)) => self.take_exchange(key, cx),
+            Some(Entry::Spliced(_)) => self.spliced_ready(key, readiness),
+            Some(Entry::Inside(of)) => self.spliced_ready(*of, readiness),
             None => {}
         }
     }
 
     /// Time at which [`Relay::on_timer`] is due, `CLOCK_MONOTONIC` ns; `None` if no deadline is
-    /// set.
-    pub fn next_deadline_ns(&self) -> Option<u64> {
-        if !self.queue.is_empty() {
+    /// set. Connections that wait for their turn go on at once, unless the port is full
+    /// (`is_port_full`): its event leads there.
+    pub fn next_deadline_ns(&self, is_port_full: bool) -> Option<u64> {
+        if !self.queue.is_empty() && !is_port_full {
             return Some(0);
         }
         let first = self.deadlines.first().map(|(at, _)| *at);
@@ -442,11 +475,12 @@ impl Relay {
             match self.entries.get(&key) {
                 Some(Entry::Listener(..)) => self.resume(key, cx),
                 Some(Entry::Exchange(_)) => self.examine_exchange(key, cx.now_ns),
+                Some(Entry::Spliced(_)) => self.examine_spliced(key, cx),
                 _ => self.drive(key, Event::Timer, cx),
             }
         }
         self.expire_associations(cx.now_ns);
-        self.take_turns(cx)
+        self.take_turns(is_paused, cx)
     }
 
     /// Whether the deadline belongs to a VM that is frozen or sleeps. If so, its timers start again.
@@ -465,6 +499,10 @@ impl Relay {
                     Kind::Dns(_) => return false,
                 }
                 connection.deadline_ns = later_ns;
+            }
+            Some(Entry::Spliced(spliced)) if paused(spliced.flow.vm) => {
+                spliced.begin_timers(now_ns);
+                spliced.deadline_ns = later_ns;
             }
             Some(Entry::Exchange(exchange)) if paused(exchange.name.vm) => {
                 exchange.active_ns = now_ns;

@@ -26,7 +26,7 @@ use crate::{
 /// State of a connection after a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// The connection continues.
+    /// The connection goes on.
     Alive,
     /// Both directions ended in order.
     Closed,
@@ -111,7 +111,7 @@ impl Stream {
         })
     }
 
-    /// The host's socket.
+    /// Returns the host's socket; `None` before it is made.
     #[cfg(test)]
     pub(super) fn socket(&self) -> Option<&std::os::fd::OwnedFd> {
         self.inner.socket()
@@ -132,14 +132,14 @@ impl Stream {
 
     /// Handles readiness of the host's socket. The caller must call [`Stream::drive`] afterwards.
     pub(super) fn on_ready(&mut self, readiness: Readiness, link: &mut Link<'_>) -> Fate {
-        if readiness.failed && self.inner.has_failed() {
+        if readiness.failed && self.inner.failure().is_some() {
             return self.reset(link);
         }
         if readiness.readable || readiness.failed {
             self.inner.readable(readiness.hung_up);
         }
         if readiness.writable
-            && let Some((header, times)) = self.inner.writable()
+            && let Some((header, times)) = self.inner.writable(link.now_ns)
         {
             for _ in 0..times {
                 link.tell(&header);
@@ -174,6 +174,9 @@ impl Stream {
                 }
                 Err(_) => return (self.reset(link), moved),
             }
+        } else {
+            // The guest may say nothing more.
+            moved.from_guest = self.inner.take_delivered().into();
         }
         if self.send(link).is_err() {
             return (self.reset(link), moved);
@@ -242,7 +245,7 @@ impl Stream {
             && link.may_send()
         {
             let (mss, now_ns) = (self.inner.connection().mss(), link.now_ns);
-            let (into, scratch) = link.room(place.most, mss);
+            let (into, scratch) = link.room(place, mss);
             match self.inner.next(place.offset, into, scratch, now_ns)? {
                 Next::Frame(header, len) => link.send(&header, len as usize, mss),
                 Next::End(header) => link.tell(&header),
@@ -250,7 +253,7 @@ impl Stream {
             }
         }
         if self.inner.connection().owes_acknowledgement()
-            && link.may_send()
+            && link.may_acknowledge()
             && let Some(header) = self.inner.acknowledgement()
         {
             link.tell(&header);

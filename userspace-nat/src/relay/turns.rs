@@ -9,12 +9,16 @@
 //! connections does not delay the others, and a busy connection does not delay those of the same
 //! VM.
 //!
-//! One that has more for the guest than the port of the engine has room for waits in the same way.
+//! One that has more for the guest than the port of the engine has room for waits in the same way: in
+//! user mode, where a guest that reads slowly fills its link. Its next turn is when the port tells that
+//! there is room.
 //!
 //! There are two exceptions. For each packet of the guest its connection may send one, so that its
 //! acknowledgements are not held up by others. And an answer to a SYN, and a reset, are always sent, of
 //! which there is one per connection.
 use std::collections::VecDeque;
+
+use slipgate_abi::VmRow;
 
 use super::{Entry, Event, Relay};
 use crate::poll::Context;
@@ -35,7 +39,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    fn left(&self, number: u64) -> usize {
+    pub(super) fn left(&self, number: u64) -> usize {
         match self.number == number {
             true => PACKETS_PER_TURN.saturating_sub(self.sent),
             false => PACKETS_PER_TURN,
@@ -67,24 +71,30 @@ impl Relay {
 
     /// Adds a connection that has more to send than it may to the queue.
     pub(super) fn join(&mut self, key: u32) {
-        let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) else {
+        let (vm, is_waiting) = match self.entries.get_mut(&key) {
+            Some(Entry::Connection(it)) => (it.name.vm, &mut it.is_waiting),
+            Some(Entry::Spliced(it)) => (it.flow.vm, &mut it.is_waiting),
+            _ => return,
+        };
+        let Some(served) = self.vms.get_mut(&vm) else {
             return;
         };
-        let Some(served) = self.vms.get_mut(&connection.name.vm) else {
-            return;
-        };
-        if std::mem::replace(&mut connection.is_waiting, true) {
+        if std::mem::replace(is_waiting, true) {
             return;
         }
         if served.turn.waiting.is_empty() {
-            self.queue.push_back(connection.name.vm);
+            self.queue.push_back(vm);
         }
         served.turn.waiting.push_back(key);
     }
 
     /// Continues waiting connections, one VM after another, while they may send and there is room.
     /// Returns whether all were served in this turn of the engine.
-    pub(super) fn take_turns(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(super) fn take_turns(
+        &mut self,
+        is_paused: &dyn Fn(VmRow) -> bool,
+        cx: &mut Context<'_>,
+    ) -> bool {
         let mut spent = VecDeque::new();
         let mut is_all = true;
         while let Some(vm) = self.queue.pop_front() {
@@ -95,7 +105,7 @@ impl Relay {
                 spent.push_back(vm);
                 continue;
             }
-            if cx.out.is_half_full() {
+            if cx.out.is_half_full() || cx.out.is_port_full() {
                 self.queue.push_front(vm);
                 is_all = false;
                 break;
@@ -106,9 +116,19 @@ impl Relay {
             if !served.turn.waiting.is_empty() {
                 self.queue.push_back(vm);
             }
-            if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) {
-                connection.is_waiting = false;
-                self.drive(key, Event::Turn, cx);
+            match self.entries.get_mut(&key) {
+                Some(Entry::Connection(connection)) => {
+                    connection.is_waiting = false;
+                    self.drive(key, Event::Turn, cx);
+                }
+                Some(Entry::Spliced(spliced)) => {
+                    spliced.is_waiting = false;
+                    match is_paused(served.net.row) {
+                        true => self.pause_spliced(key, cx.now_ns),
+                        false => self.drive_spliced(key, cx),
+                    }
+                }
+                _ => {}
             }
         }
         self.queue.append(&mut spent);

@@ -4,9 +4,11 @@
 //! A guest's datagrams come in frames of their own. Those of one flow and one length that are read
 //! together leave together, as one `UDP_SEGMENT` send: the kernel makes of them the datagrams that they
 //! were (udp(7)). They wait no longer than until the frames that were read with them are handled. A
-//! datagram of another flow, a longer one, or one behind a shorter one begins the next burst.
+//! datagram of another flow, a longer one, one behind a shorter one, or one that may leave in fragments
+//! behind one that may not, begins the next burst.
 use slipgate_model::FlowTuple;
 
+use super::path_mtu::IfTooLong;
 use crate::packet::{Version, transport::UDP_HEADER_LEN};
 
 /// Most datagrams of one send (the kernel's `UDP_MAX_SEGMENTS` before 6.9).
@@ -20,20 +22,21 @@ const MOST_BYTES: usize = 65_000;
 #[derive(Debug, Default)]
 pub(super) struct Burst {
     /// Of whom they are.
-    of: Option<(u32, FlowTuple)>,
+    of: Option<(u32, FlowTuple, IfTooLong)>,
     payload: Vec<u8>,
     each: usize,
     count: usize,
 }
 
-/// A burst that is to be sent.
-#[derive(Debug)]
-pub(super) struct Sent<'b> {
+/// Payloads of one flow that leave together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load<'p> {
     pub(super) key: u32,
     pub(super) tuple: FlowTuple,
-    pub(super) payload: &'b [u8],
-    /// Length of each but the last; `None`: it is one datagram.
+    pub(super) payload: &'p [u8],
+    /// Length of each datagram but the last; `None`: it is one.
     pub(super) each: Option<u16>,
+    pub(super) if_too_long: IfTooLong,
 }
 
 impl Burst {
@@ -48,8 +51,10 @@ impl Burst {
     }
 
     /// Whether a datagram joins those that wait.
-    pub(super) fn takes(&self, key: u32, len: usize) -> bool {
-        let is_next = self.of.is_some_and(|(of, _)| of == key)
+    pub(super) fn takes(&self, key: u32, len: usize, if_too_long: IfTooLong) -> bool {
+        let is_next = self
+            .of
+            .is_some_and(|(of, _, how)| of == key && how == if_too_long)
             && self.count < MOST
             && len <= self.each
             && self.payload.len() + len <= MOST_BYTES;
@@ -58,9 +63,15 @@ impl Burst {
     }
 
     /// Adds a datagram, which it takes, or to none.
-    pub(super) fn push(&mut self, key: u32, tuple: FlowTuple, payload: &[u8]) {
+    pub(super) fn push(
+        &mut self,
+        key: u32,
+        tuple: FlowTuple,
+        payload: &[u8],
+        if_too_long: IfTooLong,
+    ) {
         if self.of.is_none() {
-            self.of = Some((key, tuple));
+            self.of = Some((key, tuple, if_too_long));
             self.each = payload.len();
         }
         self.payload.extend_from_slice(payload);
@@ -68,14 +79,15 @@ impl Burst {
     }
 
     /// Returns what waits, if anything does. [`Burst::clear`] follows.
-    pub(super) fn waiting(&self) -> Option<Sent<'_>> {
-        let (key, tuple) = self.of?;
+    pub(super) fn waiting(&self) -> Option<Load<'_>> {
+        let (key, tuple, if_too_long) = self.of?;
         let each = (self.count > 1).then(|| u16::try_from(self.each).ok());
-        Some(Sent {
+        Some(Load {
             key,
             tuple,
             payload: &self.payload,
             each: each.flatten(),
+            if_too_long,
         })
     }
 

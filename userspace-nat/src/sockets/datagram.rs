@@ -17,9 +17,10 @@ use slipgate_model::FlowTuple;
 
 use super::{
     Kind, L3_START, Sockets, ToGuest,
-    burst::{Burst, Sent},
+    burst::{Burst, Load},
     errors,
     inbox::{Inbox, Received},
+    path_mtu::{self, IfTooLong},
     system, watch,
 };
 use crate::{
@@ -33,6 +34,15 @@ pub(super) struct Datagrams {
     pub(super) socket: OwnedFd,
     /// Datagrams that leave by themselves before joining is tried again: the kernel has refused it.
     alone: u16,
+    setting: path_mtu::Setting,
+}
+
+/// Why a load was not sent.
+#[derive(Debug)]
+struct NotSent {
+    error: io::Error,
+    /// MTU of the way, if the load is too long for it and the kernel says so.
+    mtu: Option<u32>,
 }
 
 /// Datagrams after which a refusal to join them is forgotten: routes and their MTUs change.
@@ -40,7 +50,11 @@ const ALONE: u16 = 1_024;
 
 impl Datagrams {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket, alone: 0 }
+        Self {
+            socket,
+            alone: 0,
+            setting: None,
+        }
     }
 }
 
@@ -49,16 +63,17 @@ impl Sockets {
         &mut self,
         tuple: FlowTuple,
         packet: &Packet<'_>,
-        vnet: VirtioNetHdr,
+        (vnet, if_too_long): (VirtioNetHdr, IfTooLong),
         epoll: &Epoll,
         guest: &mut impl ToGuest,
+        now_ns: u64,
     ) {
         let key = match self.by_tuple.get(&tuple) {
             Some(key) => Ok(*key),
             None => self.open_datagrams(tuple, epoll),
         };
-        let (payload, segment_len) = payload_of(packet, vnet);
-        let is_single = matches!(packet.transport, Transport::Udp(_)) && segment_len.is_none();
+        let (payload, each) = payload_of(packet, vnet);
+        let is_single = matches!(packet.transport, Transport::Udp(_)) && each.is_none();
         match key {
             Err(error) => self.unreachable(&tuple, &error, guest),
             Ok(key)
@@ -66,49 +81,66 @@ impl Sockets {
                     && Burst::is_for(packet.ip.version(), payload.len())
                     && self.may_join(key) =>
             {
-                if !self.burst.takes(key, payload.len()) {
-                    self.send_burst(guest);
+                if !self.burst.takes(key, payload.len(), if_too_long) {
+                    self.send_burst(guest, now_ns);
                 }
-                self.burst.push(key, tuple, payload);
+                self.burst.push(key, tuple, payload, if_too_long);
             }
             Ok(key) => {
-                self.send_burst(guest);
-                let sent = self.send_by(key, payload, segment_len, guest);
-                self.after_send(&tuple, sent, guest);
+                self.send_burst(guest, now_ns);
+                let load = Load {
+                    key,
+                    tuple,
+                    payload,
+                    each,
+                    if_too_long,
+                };
+                self.send(load, guest, now_ns);
             }
         }
     }
 
-    /// Sends the datagrams that wait: at once, or one by one where the kernel does not join them.
-    pub(super) fn send_burst(&mut self, guest: &mut impl ToGuest) {
+    /// Sends the datagrams that wait.
+    pub(super) fn send_burst(&mut self, guest: &mut impl ToGuest, now_ns: u64) {
         if self.burst.is_empty() {
             return;
         }
         let mut burst = std::mem::take(&mut self.burst);
-        if let Some(Sent {
-            key,
-            tuple,
-            payload,
-            each,
-        }) = burst.waiting()
-        {
-            let sent = self.send_by(key, payload, each, guest);
-            let each = each.filter(|_| sent.as_ref().is_err_and(is_of_joining));
-            match each {
-                None => self.after_send(&tuple, sent, guest),
-                Some(each) => {
-                    if let Some(Kind::Datagrams(it)) = self.kind(key) {
-                        it.alone = ALONE;
-                    }
-                    for datagram in payload.chunks(each.into()) {
-                        let sent = self.send_by(key, datagram, None, guest);
-                        self.after_send(&tuple, sent, guest);
-                    }
-                }
-            }
+        if let Some(load) = burst.waiting() {
+            self.send(load, guest, now_ns);
         }
         burst.clear();
         self.burst = burst;
+    }
+
+    /// Sends a load at once, or one by one where the kernel does not join its datagrams, and tells the guest
+    /// what was not sent.
+    fn send(&mut self, load: Load<'_>, guest: &mut impl ToGuest, now_ns: u64) {
+        let sent = self.send_by(load, guest);
+        let each = load
+            .each
+            .filter(|_| sent.as_ref().is_err_and(is_of_joining));
+        let Some(each) = each else {
+            self.after_send(&load, (sent, false), guest, now_ns);
+            return;
+        };
+        let mut is_told = false;
+        for payload in load.payload.chunks(each.into()) {
+            let single = Load {
+                payload,
+                each: None,
+                ..load
+            };
+            let sent = self.send_by(single, guest);
+            // Not joining was at fault, then, and not the length of each.
+            if sent.is_ok()
+                && payload.len() == usize::from(each)
+                && let Some(Kind::Datagrams(it)) = self.kind(load.key)
+            {
+                it.alone = ALONE;
+            }
+            is_told = self.after_send(&single, (sent, is_told), guest, now_ns);
+        }
     }
 
     /// Whether the next datagram of a socket may wait for others.
@@ -125,42 +157,73 @@ impl Sockets {
         self.endpoints.get_mut(&key).map(|e| &mut e.socket)
     }
 
-    /// Tells the guest why a datagram was not sent.
-    fn after_send(&mut self, tuple: &FlowTuple, sent: io::Result<()>, guest: &mut impl ToGuest) {
-        match sent.map_err(|error| (error.raw_os_error(), error)) {
-            Ok(()) => {}
-            // The queue of the host's link: lost, as on any.
-            Err((Some(nix::libc::EAGAIN | nix::libc::ENOBUFS), _)) => {}
-            Err((_, error)) => self.unreachable(tuple, &error, guest),
-        }
-    }
-
-    /// Sends a payload, again if an error that waited was about another datagram: then this one is not
-    /// sent.
-    fn send_by(
+    /// Tells the guest why a load was not sent: of a length that is too long only once of each load, by
+    /// `is_told`. Returns whether it has been told of that.
+    fn after_send(
         &mut self,
-        key: u32,
-        payload: &[u8],
-        segment_len: Option<u16>,
+        load: &Load<'_>,
+        (sent, is_told): (Result<(), NotSent>, bool),
         guest: &mut impl ToGuest,
-    ) -> io::Result<()> {
-        let sent = self.send_once(key, payload, segment_len);
-        match sent.is_err() && self.tell_messages(key, guest) {
-            true => self.send_once(key, payload, segment_len),
-            false => sent,
+        now_ns: u64,
+    ) -> bool {
+        let Err(NotSent { error, mtu }) = sent else {
+            return is_told;
+        };
+        match error.raw_os_error() {
+            // The queue of the host's link: lost, as on any.
+            Some(nix::libc::EAGAIN | nix::libc::ENOBUFS) => {}
+            Some(nix::libc::EMSGSIZE) => {
+                let told = (mtu, is_told);
+                return self.too_long(&load.tuple, load.payload, told, guest, now_ns);
+            }
+            _ => self.unreachable(&load.tuple, &error, guest),
         }
+        is_told
     }
 
-    fn send_once(&self, key: u32, payload: &[u8], segment_len: Option<u16>) -> io::Result<()> {
-        let endpoint = self.endpoints.get(&key);
-        let Some(Kind::Datagrams(Datagrams { socket, .. })) = endpoint.map(|e| &e.socket) else {
+    /// Sends a load, again if an error that waited was about another datagram: then this one is not
+    /// sent.
+    fn send_by(&mut self, load: Load<'_>, guest: &mut impl ToGuest) -> Result<(), NotSent> {
+        let Err(error) = self.send_once(&load) else {
             return Ok(());
         };
-        send_one(socket, payload, segment_len)
+        let mut heard = self.tell_messages(load.key, guest);
+        let mut error = error;
+        if heard.is_told {
+            match self.send_once(&load) {
+                Ok(()) => return Ok(()),
+                Err(again) => error = again,
+            }
+            heard = self.tell_messages(load.key, guest);
+        }
+        let mtu = match path_mtu::is_too_long(&error) && heard.mtu.is_none() {
+            true => self.path_mtu(load.key),
+            false => heard.mtu,
+        };
+        Err(NotSent { error, mtu })
+    }
+
+    fn path_mtu(&self, key: u32) -> Option<u32> {
+        let endpoint = self.endpoints.get(&key)?;
+        let Kind::Datagrams(it) = &endpoint.socket else {
+            return None;
+        };
+        path_mtu::mtu_of(&it.socket, Version::of(endpoint.tuple.remote))
+    }
+
+    fn send_once(&mut self, load: &Load<'_>) -> io::Result<()> {
+        let Some(Kind::Datagrams(it)) = self.kind(load.key) else {
+            return Ok(());
+        };
+        let longest = load.each.map_or(load.payload.len(), usize::from);
+        let len = path_mtu::packet_len(&load.tuple, longest);
+        let of = (Version::of(load.tuple.remote), len);
+        path_mtu::set(&it.socket, &mut it.setting, load.if_too_long, of);
+        send_one(&it.socket, load.payload, load.each)
     }
 
     fn open_datagrams(&mut self, tuple: FlowTuple, epoll: &Epoll) -> io::Result<u32> {
-        let socket = system::open(&tuple)?;
+        let socket = system::open(&tuple, &self.host)?;
         errors::keep_for(&socket, Version::of(tuple.remote));
         if tuple.protocol == Protocol::Udp as u8 && self.joins_datagrams {
             // Before Linux 5.0 each comes by itself.
@@ -187,7 +250,8 @@ impl Sockets {
         flags: EpollFlags,
         guest: &mut impl ToGuest,
     ) {
-        let is_told = flags.contains(EpollFlags::EPOLLERR) && self.tell_messages(key, guest);
+        let is_told =
+            flags.contains(EpollFlags::EPOLLERR) && self.tell_messages(key, guest).is_told;
         let mut inbox = std::mem::take(&mut self.inbox);
         self.read_datagrams(key, is_told, &mut inbox, guest);
         self.inbox = inbox;
@@ -290,10 +354,10 @@ fn is_of_peer(received: &Received, tuple: &FlowTuple) -> bool {
 
 /// Whether a send may have failed only because it was of several datagrams: each is longer than the path
 /// takes whole, or the kernel has no checksum for them.
-fn is_of_joining(error: &io::Error) -> bool {
+fn is_of_joining(sent: &NotSent) -> bool {
     use nix::libc::{EINVAL, EIO, EMSGSIZE, EOPNOTSUPP};
     matches!(
-        error.raw_os_error(),
+        sent.error.raw_os_error(),
         Some(EINVAL | EIO | EMSGSIZE | EOPNOTSUPP)
     )
 }

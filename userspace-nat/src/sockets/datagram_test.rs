@@ -1,6 +1,7 @@
 //! Against the kernel's own loopback.
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    os::fd::AsFd,
     time::Duration,
 };
 
@@ -29,6 +30,7 @@ impl ToGuest for Taken {
 
     fn deliver(&mut self, vnet: VirtioNetHdr, frame: &mut [u8]) -> Delivered {
         let packet = Packet::parse(Ip::parse(&frame[L3_START..]).unwrap()).unwrap();
+        // Behind the header of UDP, or of an ICMP message.
         let payload = packet.ip.payload()[UDP_HEADER_LEN..].to_vec();
         self.frames.push((payload, vnet.gso_size));
         Delivered::Yes
@@ -36,6 +38,14 @@ impl ToGuest for Taken {
 
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
         self.lost.push((reason, vnet.gso_size, len));
+    }
+
+    fn not_sent(&mut self, _: &FlowTuple, reason: DropReason, len: usize) {
+        self.lost.push((reason, 0, len));
+    }
+
+    fn gateway(&self, version: Version) -> Option<IpAddr> {
+        Some(version.unspecified())
     }
 }
 
@@ -66,7 +76,7 @@ impl Rig {
             remote_port: peer.local_addr().unwrap().port(),
             protocol: Protocol::Udp as u8,
         };
-        let mut sockets = Sockets::new(true, MTU);
+        let mut sockets = Sockets::new(true, MTU, 1 << 20);
         let key = sockets.add(tuple, Kind::Datagrams(Datagrams::new(ours.into())));
         Self {
             sockets,
@@ -80,13 +90,22 @@ impl Rig {
 
     /// The guest sends a datagram.
     fn take(&mut self, data: &[u8]) {
+        self.take_as(data, false);
+    }
+
+    fn take_as(&mut self, data: &[u8], came_in_fragments: bool) {
         let ends = (self.tuple.local_addr(), self.tuple.remote_addr());
         let (from, to) = ((ends.0.ip(), ends.0.port()), (ends.1.ip(), ends.1.port()));
         let bytes = udp(from, to, data);
         let packet = Packet::parse(Ip::parse(&bytes).unwrap()).unwrap();
         let vnet = VirtioNetHdr::default();
-        self.sockets
-            .take(&packet, vnet, &self.epoll, &mut self.guest, 0);
+        self.sockets.take(
+            &packet,
+            (vnet, came_in_fragments),
+            &self.epoll,
+            &mut self.guest,
+            0,
+        );
     }
 
     fn work(&mut self) {
@@ -98,7 +117,7 @@ impl Rig {
         self.sockets.ready(self.key, events, &mut self.guest, 0);
     }
 
-    /// What the peer reads by one call.
+    /// Reads at the peer, by one call.
     fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; 2_000];
         let len = self.peer.recv(&mut bytes).unwrap();
@@ -197,7 +216,12 @@ fn where_the_kernel_does_not_join_them_each_leaves_by_itself_and_it_is_tried_aga
 
 #[test]
 fn only_some_errors_may_be_of_joining() {
-    let is = |errno| is_of_joining(&io::Error::from_raw_os_error(errno));
+    let is = |errno| {
+        is_of_joining(&NotSent {
+            error: io::Error::from_raw_os_error(errno),
+            mtu: None,
+        })
+    };
     use libc::{EACCES, ECONNREFUSED, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENOBUFS, EOPNOTSUPP};
     assert!([EINVAL, EIO, EMSGSIZE, EOPNOTSUPP].into_iter().all(is));
     assert!(
@@ -205,4 +229,59 @@ fn only_some_errors_may_be_of_joining() {
             .into_iter()
             .any(is)
     );
+}
+
+/// As where a link on the way has this MTU.
+fn has_mtu(mtu: libc::c_int) -> impl FnOnce(&UdpSocket) {
+    move |socket| {
+        // SAFETY: the option is an int, which outlives the call.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_IPV6,
+                libc::IPV6_MTU,
+                (&raw const mtu).cast(),
+                size_of_val(&mtu) as libc::socklen_t,
+            )
+        };
+        assert_eq!(set, 0);
+        errors::keep_for(&socket.as_fd().try_clone_to_owned().unwrap(), Version::V6);
+    }
+}
+
+#[test]
+fn of_several_only_what_is_too_long_is_lost_and_told_once() {
+    let mut rig = Rig::new(Ipv6Addr::LOCALHOST.into(), has_mtu(1_300));
+    // 48 bytes of headers; the last is the one that fits.
+    for data in [&[1; 1_253][..], &[2; 1_253], &[3; 1_252]] {
+        rig.take(data);
+    }
+    rig.work();
+    assert_eq!(rig.read(), [3; 1_252]);
+    assert_eq!(rig.guest.lost, [(DropReason::TooBig, 0, 1_301); 2]);
+    let [(quoted, 0)] = &rig.guest.frames[..] else {
+        panic!("{:?}", rig.guest.frames);
+    };
+    let quoted = Packet::parse(Ip::parse_truncated(quoted).unwrap()).unwrap();
+    let ends = (quoted.ip.source, quoted.ip.destination);
+    assert_eq!(ends, (rig.tuple.local, rig.tuple.remote));
+    // Joining was not at fault.
+    rig.take(&[4; 22]);
+    rig.take(&[5; 22]);
+    assert!(!rig.sockets.burst.is_empty());
+    rig.work();
+    assert_eq!((rig.read(), rig.read()), (vec![4; 22], vec![5; 22]));
+}
+
+#[test]
+fn what_came_in_fragments_may_leave_in_some_and_the_next_one_may_not() {
+    let mut rig = Rig::new(Ipv6Addr::LOCALHOST.into(), has_mtu(1_300));
+    for came_in_fragments in [true, false, true] {
+        rig.take_as(&[6; 1_400], came_in_fragments);
+        rig.work();
+        if came_in_fragments {
+            assert_eq!(rig.read(), [6; 1_400]);
+        }
+    }
+    assert_eq!(rig.guest.lost.len(), 1);
 }

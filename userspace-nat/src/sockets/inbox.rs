@@ -34,7 +34,7 @@ pub(super) struct Received {
     pub(super) is_cut: bool,
 }
 
-/// What was received, each in a place of its own with room for headers before it.
+/// Received datagrams, each in a place of its own with room for headers before it.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     /// Allocated with the first datagram; of a place only what datagrams filled takes memory.

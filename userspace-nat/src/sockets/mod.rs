@@ -13,15 +13,18 @@
 //! - `stream`: TCP, by [`crate::tcp`]'s state machine, with no buffer between frame and socket;
 //! - `datagram`: UDP and ICMP echo. GSO frames become one `UDP_SEGMENT` send, and what `UDP_GRO`
 //!   joined one GSO frame. Single datagrams of one flow that are read together leave and arrive so,
-//!   too (`burst`, `inbox`).
+//!   too (`burst`, `inbox`). What is too long for its way is the guest's to know (`path_mtu`).
 //!
 //! A socket lives as long as its flow: once a second those whose flow is gone are closed
-//! ([`Sockets::sweep`]). There are as many sockets as flows at most. If a socket can't be made or
-//! bound, its flow is refused: RST, or ICMP host unreachable.
+//! ([`Sockets::sweep`]). There are as many sockets as flows at most. Whether the host has one for a flow
+//! is asked before the flow is admitted ([`HostSockets`]). If it can't be bound or connected, the guest
+//! is told then: RST, or ICMP host unreachable.
 mod burst;
 mod datagram;
 mod errors;
 mod inbox;
+mod path_mtu;
+mod put_off;
 mod stream;
 mod system;
 
@@ -29,6 +32,8 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
     io,
+    net::IpAddr,
+    rc::Rc,
 };
 
 use hashbrown::HashMap;
@@ -36,10 +41,13 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use slipgate_abi::{Direction, DropReason};
 use slipgate_model::FlowTuple;
 
-use self::{burst::Burst, datagram::Datagrams, inbox::Inbox};
+use self::{burst::Burst, datagram::Datagrams, inbox::Inbox, path_mtu::IfTooLong, put_off::PutOff};
 use crate::{
-    packet::{Packet, Transport},
+    host_sockets::HostSockets,
+    packet::{Packet, Transport, Version},
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
+    quota::TokenBucket,
+    reply::{BURST, RATE_PER_SECOND},
     tcp::{EarlyRoom, SCRATCH_LEN, Stream},
 };
 
@@ -52,7 +60,7 @@ const FRAMES_PER_TURN: usize = 16;
 /// Interval between two looks for sockets whose flow is gone, ns.
 pub(crate) const SWEEP_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// What became of a packet for the guest.
+/// Result of a delivery of a packet to the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Delivered {
     /// It is on its way.
@@ -72,6 +80,11 @@ pub trait ToGuest {
     fn deliver(&mut self, vnet: VirtioNetHdr, frame: &mut [u8]) -> Delivered;
     /// Counts a packet of the world that can't be delivered, `len` bytes with both headers.
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize);
+    /// Counts a packet of the guest's, `len` bytes from its IP header on, as dropped and no more in its
+    /// flow, whose tuple on the world's side is `tuple`: the host did not send it.
+    fn not_sent(&mut self, tuple: &FlowTuple, reason: DropReason, len: usize);
+    /// The gateway's address of a family that the guest has.
+    fn gateway(&self, version: Version) -> Option<IpAddr>;
 }
 
 /// A socket, with the flow that it is for.
@@ -112,16 +125,20 @@ pub struct Sockets {
     /// MTU of its link, bytes.
     mtu: u16,
     error: Vec<u8>,
+    /// Allowance for messages that the gateway sends about datagrams that are too long.
+    told: TokenBucket,
     /// Where bytes go that are not looked at.
     scratch: Box<[u8]>,
     /// Room for the guest's segments that came early.
     early: EarlyRoom,
+    put_off: PutOff,
+    host: Rc<HostSockets>,
 }
 
 impl Sockets {
     /// No sockets yet. `joins_datagrams`: whether the guest's device takes UDP GSO frames; `mtu`: of its
-    /// link, bytes.
-    pub fn new(joins_datagrams: bool, mtu: u16) -> Self {
+    /// link, bytes; `most_files`: descriptors that the process may have.
+    pub fn new(joins_datagrams: bool, mtu: u16, most_files: u64) -> Self {
         Self {
             endpoints: HashMap::new(),
             by_tuple: HashMap::new(),
@@ -135,9 +152,17 @@ impl Sockets {
             inbox: Inbox::default(),
             mtu,
             error: Vec::new(),
+            told: TokenBucket::new(RATE_PER_SECOND, BURST),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
             early: EarlyRoom::default(),
+            put_off: PutOff::default(),
+            host: Rc::new(HostSockets::new(most_files)),
         }
+    }
+
+    /// The host's sockets for flows, which admission asks for.
+    pub fn host(&self) -> Rc<HostSockets> {
+        self.host.clone()
     }
 
     /// Returns the number of sockets.
@@ -150,11 +175,11 @@ impl Sockets {
         self.endpoints.is_empty()
     }
 
-    /// Takes a translated packet of the guest.
+    /// Takes a translated packet of the guest. `came_in_fragments`: it was put together of some.
     pub fn take(
         &mut self,
         packet: &Packet<'_>,
-        vnet: VirtioNetHdr,
+        (vnet, came_in_fragments): (VirtioNetHdr, bool),
         epoll: &Epoll,
         guest: &mut impl ToGuest,
         now_ns: u64,
@@ -166,7 +191,11 @@ impl Sockets {
         match packet.transport {
             Transport::Tcp(tcp) => self.take_segment(tuple, packet, &tcp, epoll, guest, now_ns),
             Transport::Udp(_) | Transport::Icmp(_) => {
-                self.take_datagram(tuple, packet, vnet, epoll, guest);
+                let if_too_long = match packet.ip.dont_fragment && !came_in_fragments {
+                    true => IfTooLong::Refused,
+                    false => IfTooLong::InFragments,
+                };
+                self.take_datagram(tuple, packet, (vnet, if_too_long), epoll, guest, now_ns);
             }
             Transport::Other => {}
         }
@@ -186,7 +215,10 @@ impl Sockets {
     /// Does what is due, and sends what is queued for the guest: data, and the acknowledgements that
     /// this turn led to. Returns whether more is to be sent in the next turn, without an event.
     pub fn work(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) -> bool {
-        self.send_burst(guest);
+        self.send_burst(guest, now_ns);
+        if self.put_off.is_due(now_ns) {
+            self.do_put_off(epoll, guest, now_ns);
+        }
         while let Some(&Reverse((due_ns, key))) = self.timers.peek()
             && due_ns <= now_ns
         {
@@ -217,7 +249,11 @@ impl Sockets {
     pub fn due_ns(&self) -> Option<u64> {
         let timer = self.timers.peek().map(|Reverse((due_ns, _))| *due_ns);
         let sweep = (!self.endpoints.is_empty()).then_some(self.sweep_due_ns);
-        timer.into_iter().chain(sweep).min()
+        timer
+            .into_iter()
+            .chain(sweep)
+            .chain(self.put_off.due_ns())
+            .min()
     }
 
     /// Closes the sockets whose flow is gone, once a second.

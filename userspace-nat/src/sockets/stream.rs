@@ -1,5 +1,5 @@
 //! TCP connections: the state machine's driver.
-use std::io;
+use std::{io, os::fd::OwnedFd};
 
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
@@ -36,13 +36,17 @@ impl Sockets {
         let segment = Segment::read(tcp, l4);
         let known = self.by_tuple.get(&tuple).copied();
         let key = match known {
-            Some(key) if tcp.is_opening_syn() && self.is_over(key) => {
+            Some(key) if tcp.is_opening_syn() && self.is_over(key, &segment) => {
                 self.remove(key);
-                return self.open_stream(tuple, &segment, epoll, guest);
+                // The socket before may be one that is not closed yet: the host has one of a tuple.
+                self.put_off.close_all();
+                let opened = system::open(&tuple, &self.host);
+                return self.begin_stream(tuple, &segment, opened, epoll, guest);
             }
             Some(key) => key,
             None if tcp.is_opening_syn() => {
-                return self.open_stream(tuple, &segment, epoll, guest);
+                let opened = system::open(&tuple, &self.host);
+                return self.begin_stream(tuple, &segment, opened, epoll, guest);
             }
             None => {
                 if let Some(reset) = reset_for(&segment) {
@@ -58,6 +62,7 @@ impl Sockets {
         let workspace = Workspace {
             scratch: &mut self.scratch,
             early: &self.early,
+            closed: Some(self.put_off.closed()),
         };
         let Ok(taken) = stream.receive(&segment, payload, workspace, now_ns) else {
             return self.reset_guest(key, guest);
@@ -71,27 +76,33 @@ impl Sockets {
         self.settle(key);
     }
 
-    /// Whether a connection is over, so that another may have its tuple.
-    fn is_over(&mut self, key: u32) -> bool {
-        let state = self.stream(key).map(|stream| stream.connection().state());
-        matches!(state, None | Some(State::TimeWait | State::Closed))
+    /// Whether a connection is over, so that another may have its tuple: the one that this SYN opens.
+    fn is_over(&mut self, key: u32, syn: &Segment) -> bool {
+        let stream = self.stream(key);
+        stream.is_none_or(|stream| stream.connection().may_be_followed_by(syn))
     }
 
     fn stream(&mut self, key: u32) -> Option<&mut Stream> {
         stream_of(&mut self.endpoints, key)
     }
 
-    fn open_stream(
+    /// Begins a connection for a guest's SYN. `opened`: what the host said to its socket.
+    pub(crate) fn begin_stream(
         &mut self,
         tuple: FlowTuple,
         syn: &Segment,
+        opened: io::Result<OwnedFd>,
         epoll: &Epoll,
         guest: &mut impl ToGuest,
     ) {
         let version = Version::of(tuple.remote);
         let mut connection = Connection::new(version, syn, rand::random());
-        let socket = match system::open(&tuple) {
+        let socket = match opened {
             Ok(socket) => socket,
+            // The host's own table has no way there.
+            Err(error) if is_unreachable(&error) => {
+                return self.syn_unreachable(&tuple, syn.sequence, &error, guest);
+            }
             Err(_) => {
                 let reset = connection.reset();
                 self.write(&tuple, &reset, 0, u16::MAX, guest);
@@ -121,24 +132,33 @@ impl Sockets {
         };
         let failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         if stream.connection().state() == State::Connecting {
-            if !failed && !flags.contains(EpollFlags::EPOLLOUT) {
+            if failed {
+                return match stream.failure() {
+                    Some(error) if is_unreachable(&error) => {
+                        self.tell_unreachable(key, &error, guest)
+                    }
+                    _ => self.reset_guest(key, guest),
+                };
+            }
+            if !flags.contains(EpollFlags::EPOLLOUT) {
                 return;
             }
-            let ours = stream.connected(now_ns);
-            let Some(header) = ours.ok().filter(|_| !failed) else {
-                return self.reset_guest(key, guest);
+            return match stream.connected(now_ns) {
+                Ok(header) => {
+                    self.write_of(key, &header, guest);
+                    self.settle(key);
+                }
+                Err(_) => self.reset_guest(key, guest),
             };
-            self.write_of(key, &header, guest);
-            return self.settle(key);
         }
-        if failed && stream.has_failed() {
+        if failed && stream.failure().is_some() {
             return self.reset_guest(key, guest);
         }
         if flags.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP) {
             stream.readable(flags.contains(EpollFlags::EPOLLRDHUP));
         }
         if flags.contains(EpollFlags::EPOLLOUT)
-            && let Some((header, times)) = stream.writable()
+            && let Some((header, times)) = stream.writable(now_ns)
         {
             for _ in 0..times {
                 self.write_of(key, &header, guest);
@@ -210,7 +230,8 @@ impl Sockets {
         let (Kind::Stream(stream), tuple) = (&mut endpoint.socket, endpoint.tuple) else {
             return Ok(false);
         };
-        let start = L3_START + headers_len(Version::of(tuple.remote));
+        let headers_len = headers_len(Version::of(tuple.remote)) + place.options_len;
+        let start = L3_START + headers_len;
         let into = &mut self.buffer[start..start + place.most as usize];
         match stream.next(place.offset, into, &mut self.scratch, now_ns)? {
             Next::Frame(header, len) => {
@@ -252,7 +273,11 @@ impl Sockets {
             return self.remove(key);
         }
         if stream.connection().owes_acknowledgement() || stream.has_more() {
-            self.queue(key);
+            match stream.connection().state() {
+                // Nobody waits for the last one.
+                State::TimeWait => self.put_off.acknowledge(key),
+                _ => self.queue(key),
+            }
         }
         self.settle_timer(key);
     }
@@ -271,6 +296,19 @@ impl Sockets {
         if let Some(stream) = self.stream(key) {
             let header = stream.connection_mut().reset();
             self.write_of(key, &header, guest);
+        }
+        self.abort(key);
+    }
+
+    /// Ends a connection that the network refused before it stood, as the network would tell the guest
+    /// itself: by an ICMP error about its SYN (RFC 1122 section 4.2.3.9).
+    fn tell_unreachable(&mut self, key: u32, error: &io::Error, guest: &mut impl ToGuest) {
+        let Some(endpoint) = self.endpoints.get(&key) else {
+            return;
+        };
+        if let Kind::Stream(stream) = &endpoint.socket {
+            let (tuple, first) = (endpoint.tuple, stream.connection().first_of_guest());
+            self.syn_unreachable(&tuple, first, error, guest);
         }
         self.abort(key);
     }
@@ -300,6 +338,13 @@ impl Sockets {
         let vnet: VirtioNetHdr = write_headers(l3, from, to, header, mss);
         guest.deliver(vnet, &mut self.buffer[..end])
     }
+}
+
+/// Whether an error means that the network has no way to the server, or that somebody on the way lets
+/// nothing through.
+fn is_unreachable(error: &io::Error) -> bool {
+    use nix::libc::{EHOSTUNREACH, ENETUNREACH};
+    matches!(error.raw_os_error(), Some(EHOSTUNREACH | ENETUNREACH))
 }
 
 fn stream_of(endpoints: &mut HashMap<u32, Endpoint>, key: u32) -> Option<&mut Stream> {

@@ -1,6 +1,6 @@
 //! Streams against the kernel's own loopback.
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream},
     os::fd::OwnedFd,
 };
@@ -59,6 +59,14 @@ impl ToGuest for Taken {
     fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
         panic!("{reason:?}: {len} bytes");
     }
+
+    fn not_sent(&mut self, _: &FlowTuple, reason: DropReason, len: usize) {
+        panic!("{reason:?}: {len} bytes");
+    }
+
+    fn gateway(&self, version: Version) -> Option<IpAddr> {
+        Some(version.unspecified())
+    }
 }
 
 fn with_segment<T>(bytes: &[u8], f: impl FnOnce(&Packet<'_>, &Tcp) -> T) -> T {
@@ -70,12 +78,21 @@ fn with_segment<T>(bytes: &[u8], f: impl FnOnce(&Packet<'_>, &Tcp) -> T) -> T {
 }
 
 /// An open connection whose kernel can't be told where to peek.
-fn open_before_6_9((from, to): (At, At), guest: &mut Taken) -> (Sockets, TcpStream, Epoll) {
+fn open_before_6_9(ends: (At, At), guest: &mut Taken) -> (Sockets, TcpStream, Epoll) {
+    open(ends, Stream::without_places, guest)
+}
+
+/// An open connection of this stream.
+fn open(
+    (from, to): (At, At),
+    stream: impl FnOnce(Stream) -> Stream,
+    guest: &mut Taken,
+) -> (Sockets, TcpStream, Epoll) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let socket: OwnedFd = listener.accept().unwrap().0.into();
     let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
-    let mut sockets = Sockets::new(false, 1_500);
+    let mut sockets = Sockets::new(false, 1_500, 1 << 20);
     let opener = syn(from, to, GUESTS_FIRST);
     let key = with_segment(&opener, |packet, tcp| {
         let segment = Segment::read(tcp, packet.ip.payload());
@@ -83,13 +100,13 @@ fn open_before_6_9((from, to): (At, At), guest: &mut Taken) -> (Sockets, TcpStre
             .tuple(FlowTuple::WORLD, slipgate_abi::Direction::Tx)
             .unwrap();
         let connection = Connection::new(packet.ip.version(), &segment, OURS_FIRST);
-        let stream = Stream::new(connection, socket).without_places();
+        let stream = stream(Stream::new(connection, socket));
         sockets.add(tuple, Kind::Stream(Box::new(stream)))
     });
     sockets.ready(key, EpollFlags::EPOLLOUT, guest, 0);
     let acknowledgement = ack(from, to, 0, GUESTS_FIRST + 1, OURS_FIRST + 1);
     with_segment(&acknowledgement, |packet, _| {
-        sockets.take(packet, VirtioNetHdr::default(), &epoll, guest, 0);
+        sockets.take(packet, (VirtioNetHdr::default(), false), &epoll, guest, 0);
     });
     while sockets.work(&epoll, guest, 0) {}
     guest.0.clear();
@@ -144,13 +161,103 @@ fn a_refused_connection_is_reset_and_an_address_of_this_host_is_no_server() {
             IpAddr::V6(_) => ENDS[1].0,
         };
         let mut guest = Taken::default();
-        let mut sockets = Sockets::new(false, 1_500);
+        let mut sockets = Sockets::new(false, 1_500, 1 << 20);
         let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
         with_segment(&syn(from, (server, 80), GUESTS_FIRST), |packet, _| {
-            sockets.take(packet, VirtioNetHdr::default(), &epoll, &mut guest, 0);
+            sockets.take(
+                packet,
+                (VirtioNetHdr::default(), false),
+                &epoll,
+                &mut guest,
+                0,
+            );
         });
         let flags: Vec<u8> = guest.0.iter().map(|(flags, ..)| *flags).collect();
         assert_eq!(flags, [Flags::RST | Flags::ACK], "{server}");
         assert!(sockets.is_empty());
     }
+}
+
+/// A connection that the server has ended first, and then the guest, at this time.
+fn ended(ends: (At, At), guest: &mut Taken, at_ns: u64) -> (Sockets, TcpStream, Epoll) {
+    let (mut sockets, server, epoll) = open(ends, |stream| stream, guest);
+    server.shutdown(Shutdown::Write).unwrap();
+    hear(&mut sockets, &epoll, EpollFlags::EPOLLRDHUP, guest);
+    guest.0.clear();
+    let (from, to) = ends;
+    let fin = ack(from, to, Flags::FIN, GUESTS_FIRST + 1, OURS_FIRST + 2);
+    with_segment(&fin, |packet, _| {
+        sockets.take(
+            packet,
+            (VirtioNetHdr::default(), false),
+            &epoll,
+            guest,
+            at_ns,
+        );
+    });
+    while sockets.work(&epoll, guest, at_ns) {}
+    server.set_nonblocking(true).unwrap();
+    (sockets, server, epoll)
+}
+
+/// Whether the server has heard that the guest has ended.
+fn has_heard_end(mut server: &TcpStream) -> bool {
+    match server.read(&mut [0]) {
+        Ok(0) => true,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_close_and_the_last_acknowledgement_wait_until_nothing_else_is_to_be_done() {
+    for ends in ENDS {
+        let mut guest = Taken::default();
+        let (mut sockets, server, epoll) = ended(ends, &mut guest, 0);
+        assert!(sockets.has_put_off());
+        assert_eq!((&guest.0[..], has_heard_end(&server)), (&[][..], false));
+        sockets.do_put_off(&epoll, &mut guest, 0);
+        let last = (Flags::ACK, OURS_FIRST + 2, 0);
+        assert_eq!((&guest.0[..], has_heard_end(&server)), (&[last][..], true));
+        assert!(!sockets.has_put_off());
+    }
+}
+
+#[test]
+fn a_busy_thread_does_not_put_off_for_long() {
+    for ends in ENDS {
+        let mut guest = Taken::default();
+        let (mut sockets, server, epoll) = ended(ends, &mut guest, 7);
+        while sockets.work(&epoll, &mut guest, 1_000_006) {}
+        assert_eq!((guest.0.len(), has_heard_end(&server)), (0, false));
+        while sockets.work(&epoll, &mut guest, 1_000_007) {}
+        assert_eq!((guest.0.len(), has_heard_end(&server)), (1, true));
+    }
+}
+
+#[test]
+fn what_is_put_off_has_a_deadline_until_it_is_done() {
+    let mut guest = Taken::default();
+    let (mut sockets, _server, epoll) = ended(ENDS[0], &mut guest, 7);
+    sockets.sweep(7, |_| true);
+    assert_eq!(sockets.due_ns(), Some(1_000_007));
+    sockets.do_put_off(&epoll, &mut guest, 8);
+    assert!(sockets.due_ns() > Some(1_000_007));
+}
+
+#[test]
+fn a_connection_of_the_same_ports_finds_no_socket_that_waits_for_its_close() {
+    let mut guest = Taken::default();
+    let (mut sockets, server, epoll) = ended(ENDS[0], &mut guest, 0);
+    let (from, to) = ENDS[0];
+    with_segment(&syn(from, to, GUESTS_FIRST + 1_000), |packet, _| {
+        sockets.take(
+            packet,
+            (VirtioNetHdr::default(), false),
+            &epoll,
+            &mut guest,
+            0,
+        );
+    });
+    assert!(has_heard_end(&server));
 }

@@ -7,13 +7,12 @@ use std::{
 
 use nix::{
     errno::Errno,
-    sys::socket::{
-        AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
-        setsockopt, socket, sockopt,
-    },
+    sys::socket::{SockaddrStorage, bind, connect},
 };
 use slipgate_abi::Protocol;
 use slipgate_model::FlowTuple;
+
+use crate::host_sockets::HostSockets;
 
 /// Makes the socket of a flow: bound to its translated address and port, and connected, or about to
 /// be, to its peer.
@@ -21,27 +20,12 @@ use slipgate_model::FlowTuple;
 /// # Errors
 /// The host refuses, or the peer's address means this host or many: of these no rule lets a guest reach
 /// the host's own loopback by a socket of ours.
-pub(super) fn open(tuple: &FlowTuple) -> io::Result<OwnedFd> {
+pub(super) fn open(tuple: &FlowTuple, host: &HostSockets) -> io::Result<OwnedFd> {
     if !is_one_other_host(tuple.remote) {
         return Err(Errno::EACCES.into());
     }
-    let (family, ping) = match tuple.remote {
-        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
-        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
-    };
-    let (kind, protocol) = match tuple.protocol() {
-        Some(Protocol::Tcp) => (SockType::Stream, None),
-        Some(Protocol::Icmp | Protocol::Icmpv6) => (SockType::Datagram, Some(ping)),
-        _ => (SockType::Datagram, None),
-    };
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let socket = socket(family, kind, flags, protocol)?;
-    if tuple.remote.is_ipv6() {
-        // The kernel refuses IPv4 addresses in IPv6 form then, too.
-        setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
-    }
-    // A port is used for many destinations at once, each with a socket of its own.
-    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    let protocol = tuple.protocol().unwrap_or(Protocol::Udp);
+    let socket = host.take(tuple.remote, protocol)?;
     let (local, remote): (SocketAddr, SocketAddr) = (tuple.local_addr(), tuple.remote_addr());
     bind(socket.as_raw_fd(), &SockaddrStorage::from(local))?;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(remote)) {

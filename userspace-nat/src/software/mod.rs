@@ -12,14 +12,15 @@ use std::{cell::Cell, marker::PhantomData};
 use slipgate_abi::{
     DropReason, Ip4, Ip6, checksum,
     datapath::{
-        self, Maps, Program6, Refused, pacer::Onward, packet::L4, translate::checksum_flags,
+        self, Maps, PartialChecksum, Program6, Refused, pacer::Onward, packet::L4,
+        translate::checksum_flags,
     },
     segment::Segments,
 };
 
 use crate::port::{ETHERNET_LEN, VirtioNetHdr};
 
-/// What surrounds a frame: the maps, the clocks, and what is known of devices.
+/// Surroundings of a program's run: the maps, the clocks, and the state of devices.
 pub trait Environment: Copy {
     /// Access to the maps.
     type Maps: Maps;
@@ -32,7 +33,7 @@ pub trait Environment: Copy {
     fn is_routed_on(self, destination: Ip4) -> bool;
     /// As [`Environment::is_routed_on`], for IPv6.
     fn is_routed_on6(self, destination: Ip6) -> bool;
-    /// Present time, ns.
+    /// Returns the present time, ns.
     fn now_ns(self) -> u64;
     /// Counts a packet that is dropped, in a VM's row or in that of none.
     fn count_drop(self, row: u32, reason: DropReason, segments: Segments);
@@ -41,10 +42,12 @@ pub trait Environment: Copy {
 /// Outcome of a program's run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// Dropped and counted.
+    /// It was dropped and counted under this reason.
     Dropped(DropReason),
     /// Dropped without a count: the engine handles the packet itself.
     Discarded,
+    /// Freed: the engine has a copy.
+    Copied,
     /// Left to the host.
     Passed,
     /// Sent out of the device with this ifindex.
@@ -190,6 +193,16 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
         from.is_some()
     }
 
+    unsafe fn copy(self, offset: usize, to: *mut u8, len: u32) -> bool {
+        let end = offset.checked_add(len as usize);
+        let is_there = end.is_some_and(|end| end <= self.frame.len());
+        if is_there {
+            // SAFETY: in bounds; room for `len` bytes as the caller promises.
+            unsafe { to.copy_from_nonoverlapping(self.frame.at(offset), len as usize) };
+        }
+        is_there
+    }
+
     fn push_ethernet(self) -> Result<(), Refused> {
         let start = &self.frame.start;
         start.set(start.get().checked_sub(ETHERNET_LEN).ok_or(Refused)?);
@@ -236,6 +249,14 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
         Ok(i32::from(vnet.csum_start) + i32::from(vnet.csum_offset))
     }
 
+    fn partial_checksum(self) -> Result<Option<PartialChecksum>, Refused> {
+        let vnet = self.frame.vnet;
+        Ok(vnet.needs_csum().then_some(PartialChecksum {
+            start: vnet.csum_start,
+            offset: vnet.csum_offset,
+        }))
+    }
+
     fn mtu_of(self, ifindex: u32) -> Option<u32> {
         self.environment.mtu_of(ifindex)
     }
@@ -267,6 +288,10 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
 
     fn discard(self) -> End {
         End::Discarded
+    }
+
+    fn copied(self) -> End {
+        End::Copied
     }
 
     fn pass(self) -> End {

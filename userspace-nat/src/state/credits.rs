@@ -70,6 +70,8 @@ pub(crate) struct AllCredits {
     snapshots: [Snapshot; 2],
     /// Whether a VM had frames in flight when each was looked at.
     in_flight: bool,
+    /// First packets that went by the port, by whose counts the ring of first packets is in use.
+    by_port: Snapshot,
     /// The look that is under way, if one is.
     look: Option<Look>,
 }
@@ -83,7 +85,7 @@ struct Look {
     in_flight: bool,
 }
 
-/// What there is to be done after a turn's part.
+/// Work that is left after a turn's part of the credits was looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Settled {
     /// Nothing is in flight.
@@ -103,6 +105,7 @@ impl AllCredits {
             snapshots: Default::default(),
             // A predecessor may have left some.
             in_flight: true,
+            by_port: Snapshot::default(),
             look: None,
         }
     }
@@ -114,6 +117,8 @@ impl AllCredits {
         for (from_world, snapshot) in [false, true].into_iter().zip(&mut self.snapshots) {
             out |= settle(all.under_way(from_world), snapshot, now_ns).1;
         }
+        let by_port = (all.port_handed(), all.port_taken());
+        out |= settle(by_port, &mut self.by_port, now_ns).1;
         out
     }
 }

@@ -172,9 +172,15 @@ impl<D: Datapath> Nat<D> {
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
         let is_own = entry.is_untranslated();
-        if let Some((hop, source)) = self.route_of(slot).hop()
-            && (nat == source || is_own || self.network.is_pooled(vm, nat))
-        {
+        let Some((hop, source)) = self.route_of(slot).hop() else {
+            return;
+        };
+        let network = &self.network;
+        let is_kept = nat == source
+            || is_own
+            || network.is_pooled(vm, nat)
+            || network.may_keep_source(vm, hop.ifindex, remote, (source, nat));
+        if is_kept {
             let next_hop = self.next_hop(hop, remote);
             let live = self.datapath.slot(slot);
             // Without a next hop, the programs send by the uplink.

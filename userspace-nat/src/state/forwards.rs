@@ -29,7 +29,7 @@ const VMS_PER_TURN: usize = 256;
 /// A port of the host that leads to a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Forward {
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: Protocol,
     /// Address on the host; 0.0.0.0 or `::`: any of the family.
     pub host: IpAddr,

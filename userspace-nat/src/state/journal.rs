@@ -21,7 +21,7 @@ impl From<Refusal> for Refused {
 /// broker can change what a rule's number means.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
-    /// Refusals, summed up.
+    /// Refusals, summed up by VM, reason and rule.
     pub(crate) refusals: Refusals,
     /// Whether starts of flows are recorded.
     pub(crate) records_starts: bool,

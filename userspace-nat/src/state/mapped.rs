@@ -1,10 +1,12 @@
-//! Endpoint-independent mappings that the world may use: their ports in `FORWARDS` follow what flows
+//! Endpoint-independent mappings that the world may use: their ports in `FORWARDS` and `FORWARDS6` follow what flows
 //! and policies say ([`crate::flow::mappings`]).
 use std::sync::atomic::Ordering::Relaxed;
 
+use slipgate_abi::ForwardTarget;
+
 use super::Core;
 use crate::{
-    datapath::Datapath,
+    datapath::{Datapath, PortKey},
     flow::mappings::{Inside, Mapping},
 };
 
@@ -54,8 +56,9 @@ impl<D: Datapath> Core<D> {
             self.follow_mappings();
         }
         let (flows, vms) = (&self.nat.flows, &self.vms);
-        let is_unwanted = |key: &slipgate_abi::ForwardKey, to: &slipgate_abi::ForwardTarget| {
-            range.contains(&key.port)
+        let is_unwanted = |key: &PortKey, to: &ForwardTarget| {
+            range.contains(&key.port())
+                && !key.is_routed()
                 && vms.by_id(to.id()).is_some()
                 && !flows.mappings.has_open(key)
         };

@@ -14,7 +14,6 @@
 //! | [`Sleeping`] | the VMs that sleep, and what is held for them |
 //! | [`Schedule`] | router advertisements that nobody asks for |
 //! | [`Adopting`] | a predecessor's flows that are still to be adopted |
-mod adopting;
 pub(crate) mod credits;
 pub(crate) mod follow;
 mod forwards;
@@ -32,7 +31,6 @@ mod vms;
 
 pub use self::forwards::Forward;
 pub(crate) use self::{
-    adopting::Adopting,
     forwards::Forwards,
     journal::{Journal, Refused},
     nat::Nat,
@@ -72,7 +70,16 @@ pub(crate) struct Core<D> {
     pub(crate) advertisements: Schedule,
 }
 
-/// What another description of a VM changes in how its flows leave.
+/// State of an adoption beside the flows that are left.
+#[derive(Debug, Default)]
+pub(crate) struct Adopting {
+    /// Time of the start, ns: what DNS had opened then counts.
+    pub(crate) began_ns: u64,
+    /// Guests' connections that may still be probed.
+    pub(crate) probes: usize,
+}
+
+/// Changes in how a VM's flows leave, which a new description of the VM makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Moved {
     /// It has another uplink of its own, or none any more; or its policy chooses other routes.
@@ -90,6 +97,7 @@ impl<D: Datapath> Core<D> {
                 flows,
                 network: Network::default(),
                 world_is_sockets: false,
+                host_sockets: None,
             },
             rules: Rules::new(judge),
             inspected: Inspected::default(),

@@ -1,6 +1,6 @@
 //! The translation of flows: the flows, the kernel's tables that hold them, and the network that
 //! they leave by.
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::{net::IpAddr, rc::Rc, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{NextHop, SlotIndex, VmId, slot::SlotFlags};
 
@@ -8,6 +8,7 @@ use super::Network;
 use crate::{
     datapath::{Datapath, Hop},
     flow::Flows,
+    host_sockets::HostSockets,
     port::Exit,
     route::Route,
     vm::VmNet,
@@ -26,6 +27,8 @@ pub(crate) struct Nat<D> {
     /// Whether packets from the world are made here, of what sockets of the host received: their
     /// sender toward the guest is this NAT.
     pub(crate) world_is_sockets: bool,
+    /// The host's sockets that flows end in (user mode).
+    pub(crate) host_sockets: Option<Rc<HostSockets>>,
 }
 
 impl<D: Datapath> Nat<D> {

@@ -89,6 +89,46 @@ impl Network {
         self.routes.lookup_for(egress, addr, uplink, None)
     }
 
+    /// Returns the route of a VM's packets to `to` with the source `known`, which other flows of its
+    /// guest's port have, if either source will do (RFC 4787 REQ-1): of IPv6, the host's addresses
+    /// depend on the destination.
+    pub(crate) fn keeping_source(
+        &self,
+        vm: VmId,
+        route: Route,
+        to: IpAddr,
+        known: IpAddr,
+    ) -> Route {
+        match route {
+            Route::Via {
+                ifindex,
+                next_hop,
+                source,
+                mtu,
+            } if self.may_keep_source(vm, ifindex, to, (source, known)) => Route::Via {
+                ifindex,
+                next_hop,
+                source: known,
+                mtu,
+            },
+            route => route,
+        }
+    }
+
+    /// Whether a VM's flow to `to` by this link may have the source `known` instead of `chosen`, which
+    /// the route gives ([`RouteTable::may_keep_source`]). Where the VM's pool chooses, it may not.
+    pub(super) fn may_keep_source(
+        &self,
+        vm: VmId,
+        link: IfIndex,
+        to: IpAddr,
+        (chosen, known): (IpAddr, IpAddr),
+    ) -> bool {
+        let pairing = self.pairings.get(&vm);
+        let is_free = pairing.is_none_or(|pairing| !pairing.pool().has_family(known.is_ipv6()));
+        is_free && self.routes.may_keep_source(link, to, chosen, known)
+    }
+
     /// Sets whether a VM's packets leave with their own addresses of IPv6.
     pub(crate) fn set_ipv6(&mut self, vm: VmId, ipv6: Option<&GuestIpv6>) {
         match ipv6.filter(|net| net.is_routed) {

@@ -28,7 +28,7 @@ pub(crate) struct Pairing {
     paired: [Cell<Paired>; 2],
 }
 
-/// What is known of a VM's address of a family.
+/// Source address that a VM's flows of a family have, as far as it is known.
 #[derive(Clone, Copy, Default, Debug)]
 enum Paired {
     /// It was not asked for yet.

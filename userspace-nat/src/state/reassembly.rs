@@ -108,7 +108,7 @@ struct Datagram {
     is_marked: bool,
 }
 
-/// What the fragments of a datagram have in common.
+/// Fields that the fragments of one datagram share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Name {
     source: IpAddr,

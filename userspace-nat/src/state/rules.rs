@@ -5,7 +5,7 @@
 //! these by its own rules, and opens the address for the time that is left. A chain of names that
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
-//! ([`Reserve`]). The map has no IPv6 addresses, so these are to be resolved again too.
+//! ([`Reserve`]).
 use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{
@@ -153,7 +153,7 @@ impl Rules {
         let reserve = Reserve::new(MAX_NAMES as usize, vms);
         for change in changes {
             match change {
-                Change::Opened(vm, IpAddr::V4(addr), name, expires_ns) => {
+                Change::Opened(vm, addr, name, expires_ns) => {
                     let (held, total) = self.judge.borrow().open_by_name(vm);
                     let free = (MAX_NAMES as usize).saturating_sub(total);
                     if name.chain().len() > MAX_NAME_LEN || !reserve.allows(free, || held) {
@@ -161,18 +161,16 @@ impl Rules {
                     }
                     map.remember_name(&RememberedName {
                         vm,
-                        addr: addr.into(),
+                        addr,
                         name: name.chain().into(),
                         expires_ns,
                     });
                 }
-                Change::Ended(vm, IpAddr::V4(addr), name) => {
+                Change::Ended(vm, addr, name) => {
                     if name.chain().len() <= MAX_NAME_LEN {
-                        map.forget_name(vm, addr.into(), name.chain());
+                        map.forget_name(vm, addr, name.chain());
                     }
                 }
-                // The map has IPv4 addresses only: a successor opens none of IPv6.
-                Change::Opened(..) | Change::Ended(..) => {}
             }
         }
     }
@@ -189,7 +187,7 @@ impl Rules {
                 expires_ns,
             } = remembered;
             let mut judge = self.judge.borrow_mut();
-            if judge.reopen(vm, addr.into(), &name, expires_ns, now_ns) {
+            if judge.reopen(vm, addr, &name, expires_ns, now_ns) {
                 open += 1;
             } else {
                 map.forget_name(vm, addr, &name);

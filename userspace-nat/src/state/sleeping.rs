@@ -41,7 +41,7 @@ pub(crate) struct Sleeping {
 struct SleepingVm {
     id: VmId,
     frames: VecDeque<HeldFrame>,
-    /// Bytes of `frames`.
+    /// Length of all `frames`, bytes.
     bytes: usize,
     /// Time from which the next knock is reported, ns.
     next_knock_ns: u64,
@@ -54,7 +54,7 @@ struct HeldFrame {
     expires_ns: u64,
 }
 
-/// What a TCP segment has in common with its repetitions.
+/// Fields that a TCP segment shares with its retransmissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentId {
     pub(crate) tuple: FlowTuple,

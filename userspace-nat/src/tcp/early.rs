@@ -2,20 +2,31 @@
 //!
 //! A TAP keeps the order and seldom loses, so as a rule there are none. They are kept for what is lost
 //! all the same: a guest that must send a whole window again for each loss, because nothing behind it
-//! was kept, takes its time over it. Their bytes are bounded for each VM; what is beyond that the
-//! guest sends again.
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+//! was kept, takes its time over it. A guest that takes selective acknowledgements is told of each that
+//! is kept ([`Connection::hold`]), and nothing that it was told of is forgotten. Their bytes are bounded
+//! for each connection and each VM, with what each segment takes besides its payload; what is beyond
+//! that the guest sends again. A GSO frame is kept as it came, as one.
+//!
+//! What a full socket does not take of the segment that is next is kept here too, until it has room.
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use slipgate_abi::tcp::Flags;
 
 use super::{Connection, Segment, before};
 
-/// Most segments that one connection keeps, and most of their bytes.
-const MOST_SEGMENTS: usize = 64;
-const MOST_BYTES: usize = 128 << 10;
+/// Most bytes that one connection keeps: sixteen of the longest frames, or a thousand small segments.
+const MOST_BYTES: usize = 1 << 20;
+/// What counts for a segment besides its payload: its place in the list and its allocation.
+const OVERHEAD: usize = 64;
+const _: () = assert!(size_of::<Early>() + 16 <= OVERHEAD);
+/// Bytes that count for a segment at least, so that inserting one in the list stays cheap.
+const LEAST_BYTES: usize = 1 << 10;
 /// Most bytes of a VM's.
 const BYTES_PER_VM: usize = 4 << 20;
 
@@ -30,6 +41,12 @@ impl Default for EarlyRoom {
 }
 
 impl EarlyRoom {
+    /// No room at all.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self(Arc::new(AtomicUsize::new(0)))
+    }
+
     fn take(&self, bytes: usize) -> bool {
         let left = |left: usize| left.checked_sub(bytes);
         let order = Ordering::Relaxed;
@@ -46,26 +63,62 @@ impl EarlyRoom {
 /// A segment that waits for its turn.
 #[derive(Debug)]
 pub(super) struct Early {
-    pub(super) segment: Segment,
+    sequence: u32,
+    is_last: bool,
     pub(super) payload: Box<[u8]>,
     room: EarlyRoom,
 }
 
+impl Early {
+    /// The segment without its acknowledgement and options, which were taken when it came.
+    pub(super) fn segment(&self) -> Segment {
+        Segment {
+            sequence: self.sequence,
+            flags: Flags::ACK | if self.is_last { Flags::FIN } else { 0 },
+            payload_len: self.payload.len() as u32,
+            ..Segment::default()
+        }
+    }
+
+    fn end(&self) -> u32 {
+        self.sequence.wrapping_add(self.payload.len() as u32)
+    }
+
+    fn cost(&self) -> usize {
+        cost(self.payload.len())
+    }
+}
+
+/// Bytes that count for a segment with so much payload.
+const fn cost(payload_len: usize) -> usize {
+    let cost = payload_len + OVERHEAD;
+    if cost < LEAST_BYTES {
+        LEAST_BYTES
+    } else {
+        cost
+    }
+}
+
 impl Drop for Early {
     fn drop(&mut self) {
-        self.room.0.fetch_add(self.payload.len(), Ordering::Relaxed);
+        self.room.0.fetch_add(self.cost(), Ordering::Relaxed);
     }
 }
 
 /// The early segments of a connection.
 #[derive(Debug, Default)]
-pub(super) struct EarlySegments(Vec<Early>);
+pub(super) struct EarlySegments {
+    /// By their sequence numbers, each of which is there once.
+    segments: VecDeque<Early>,
+    /// Bytes that count for them.
+    bytes: usize,
+}
 
 impl EarlySegments {
     /// Keeps a segment that is behind what is next, if it is within the window and there is room.
     pub(super) fn keep(
         &mut self,
-        connection: &Connection,
+        connection: &mut Connection,
         segment: &Segment,
         payload: &[u8],
         room: &EarlyRoom,
@@ -79,42 +132,85 @@ impl EarlySegments {
             .saturating_add(segment.payload_len);
         let is_early = is_data
             && !payload.is_empty()
+            && payload.len() == segment.payload_len as usize
             && connection.is_receiving()
             && before(next, segment.sequence)
-            && end <= connection.window_left();
-        let held: usize = self.0.iter().map(|early| early.payload.len()).sum();
-        let is_known = || {
-            self.0
-                .iter()
-                .any(|early| early.segment.sequence == segment.sequence)
-        };
-        if is_early
-            && self.0.len() < MOST_SEGMENTS
-            && held + payload.len() <= MOST_BYTES
-            && !is_known()
-            && room.take(payload.len())
-        {
-            self.0.push(Early {
-                segment: *segment,
-                payload: payload.into(),
-                room: room.clone(),
-            });
+            && end <= connection.window_left()
+            && !connection.is_outdated(segment);
+        if is_early && self.insert(segment, payload, room) {
+            let end = segment.sequence.wrapping_add(segment.payload_len);
+            connection.hold(segment.sequence, end);
         }
+    }
+
+    /// Inserts a segment. Returns whether all of its bytes are here now.
+    pub(super) fn insert(&mut self, segment: &Segment, payload: &[u8], room: &EarlyRoom) -> bool {
+        let (sequence, is_last) = (segment.sequence, segment.has(Flags::FIN));
+        let end = sequence.wrapping_add(segment.payload_len);
+        let at = self
+            .segments
+            .partition_point(|early| before(early.sequence, sequence));
+        let is_whole = |early: &Early| !before(early.end(), end) && (early.is_last || !is_last);
+        let preceding = at.checked_sub(1).and_then(|at| self.segments.get(at));
+        let same = self
+            .segments
+            .get(at)
+            .filter(|early| early.sequence == sequence);
+        if preceding.is_some_and(is_whole) || same.is_some_and(is_whole) {
+            return true;
+        }
+        let (same_len, freed) = same.map_or((0, 0), |same| (same.payload.len(), same.cost()));
+        let bytes = self.bytes - freed + cost(payload.len());
+        // A shorter one that ends the stream is not worth its bytes: the guest was told of the longer.
+        if same_len > payload.len() || bytes > MOST_BYTES || !room.take(cost(payload.len())) {
+            return false;
+        }
+        let early = Early {
+            sequence,
+            is_last,
+            payload: payload.into(),
+            room: room.clone(),
+        };
+        match same_len {
+            0 => self.segments.insert(at, early),
+            _ => self.segments[at] = early,
+        }
+        self.bytes = bytes;
+        true
+    }
+
+    /// Whether a segment's turn has come.
+    pub(super) fn is_due(&self, connection: &Connection) -> bool {
+        let next = connection.next_from_guest();
+        let front = self.segments.front();
+        front.is_some_and(|early| !before(next, early.sequence))
     }
 
     /// Returns a segment whose turn has come.
     pub(super) fn next(&mut self, connection: &Connection) -> Option<Early> {
-        if self.0.is_empty() {
+        if self.segments.is_empty() {
             return None;
         }
         if !connection.is_receiving() {
-            self.0.clear();
+            *self = Self::default();
             return None;
         }
-        let next = connection.next_from_guest();
-        let is_due = |early: &Early| !before(next, early.segment.sequence);
-        let at = self.0.iter().position(is_due)?;
-        Some(self.0.swap_remove(at))
+        if !self.is_due(connection) {
+            return None;
+        }
+        let early = self.segments.pop_front()?;
+        self.bytes -= early.cost();
+        if self.segments.is_empty() {
+            // Its memory too: most connections never lose anything again.
+            self.segments = VecDeque::new();
+        }
+        Some(early)
+    }
+
+    /// Takes back the segment that was given out last: the socket took only a part of it.
+    pub(super) fn put_back(&mut self, early: Early) {
+        self.bytes += early.cost();
+        self.segments.push_front(early);
     }
 }
 

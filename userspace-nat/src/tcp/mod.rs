@@ -8,15 +8,17 @@
 //! - **From the guest**: the payload that is next in sequence goes from its frame into the socket's
 //!   `send`. Only what the socket took is acknowledged. The window is the room of the socket's send
 //!   queue, so it is seldom that the socket takes less. If it does, the rest of the frame is
-//!   forgotten, and once the socket has room again the guest is asked for it by duplicate
-//!   acknowledgements. A segment behind a gap is answered by a duplicate acknowledgement, and kept
-//!   (`early`), within a bound for each VM. SACK is not offered, and neither are timestamps: a TAP
-//!   keeps the order and loses only what overflows.
+//!   kept until it has room (`early`), within a bound for each VM. What is beyond that is forgotten,
+//!   and once the socket has room again the guest is asked for it by duplicate acknowledgements. A
+//!   segment behind a gap is answered by a duplicate acknowledgement, and kept within the same bound.
+//!   The acknowledgement tells which ones are, if the guest's SYN permits it (RFC 2018), so that the
+//!   guest sends only the gap.
 //! - **To the guest**: what the socket has is *peeked* into a frame, and stays in the socket's receive
 //!   queue until the guest has acknowledged it. What the guest's ring dropped is peeked again, from
 //!   the first byte that is not acknowledged (go-back-N), after three duplicate acknowledgements or
-//!   the retransmission timer. The socket's own window toward the server closes by itself, since
-//!   nothing is taken out of its queue.
+//!   the retransmission timer. A guest that tells what it has behind gaps gets only these
+//!   (`scoreboard`, RFC 6675): they are peeked at their place in the queue. The socket's own window
+//!   toward the server closes by itself, since nothing is taken out of its queue.
 //! - **Handshake**: the guest's SYN waits until the host's connection stands; then comes the SYN-ACK.
 //!   A refused one is RST. So no connection ever seems to exist that does not.
 //! - **Ends**: a FIN is passed on as a FIN once all before it was (half-closes both ways), an RST as
@@ -47,10 +49,14 @@
 //! is not taken; its sender sends it again.
 mod connection;
 mod early;
+mod options;
 mod queue;
+mod scoreboard;
 mod stream;
 mod wire;
 
+#[cfg(test)]
+mod held_test;
 #[cfg(test)]
 mod resend_test;
 #[cfg(test)]
@@ -61,7 +67,8 @@ pub use self::{
         Connection, Due, GIVE_UP_AFTER, Host, MOST_RETRANSMISSION_NS, RETRANSMISSION_NS, Received,
         Sendable, State, TIME_WAIT_NS,
     },
-    wire::{Header, Segment, SynOptions, headers_len, most_payload, reset_for, write_headers},
+    options::{SackBlocks, SynOptions, Timestamps},
+    wire::{Header, Segment, headers_len, most_payload, reset_for, write_headers},
 };
 pub(crate) use self::{
     early::EarlyRoom,
@@ -71,4 +78,14 @@ pub(crate) use self::{
 /// Whether `a` is before `b` in sequence space (RFC 9293 section 3.4).
 pub(crate) const fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
+}
+
+/// Returns the sequence number that is before the other.
+const fn earlier(a: u32, b: u32) -> u32 {
+    if before(b, a) { b } else { a }
+}
+
+/// Returns the sequence number that is behind the other.
+const fn later(a: u32, b: u32) -> u32 {
+    if before(a, b) { b } else { a }
 }

@@ -25,6 +25,17 @@ pub(super) fn error_of(socket: &OwnedFd) -> io::Result<()> {
     }
 }
 
+/// As [`room`], of a connection on which nothing was sent.
+pub(super) fn whole_room(socket: &OwnedFd) -> (u32, u32) {
+    let size = getsockopt(socket, sockopt::SndBuf).unwrap_or(0) as u32;
+    (usable(size), size)
+}
+
+/// Part of a send queue's size that is for data: the size includes what the kernel needs for itself.
+const fn usable(size: u32) -> u32 {
+    size - size / 8
+}
+
 /// Returns how many bytes more a connection's send queue takes, and how many it has in all.
 pub(super) fn room(socket: &OwnedFd) -> (u32, u32) {
     let size = getsockopt(socket, sockopt::SndBuf).unwrap_or(0) as u32;
@@ -34,9 +45,7 @@ pub(super) fn room(socket: &OwnedFd) -> (u32, u32) {
     if rc < 0 {
         return (0, size);
     }
-    // The size includes what the kernel needs for itself.
-    let usable = size - size / 8;
-    (usable.saturating_sub(queued.max(0) as u32), size)
+    (usable(size).saturating_sub(queued.max(0) as u32), size)
 }
 
 /// Sets the place in a connection's receive queue from which the next bytes are peeked. Returns

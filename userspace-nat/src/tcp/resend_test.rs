@@ -25,7 +25,7 @@ fn pair() -> (TcpStream, Stream, u32) {
         window: 60_000,
         options: SynOptions {
             mss: Some(MSS),
-            window_scale: None,
+            ..SynOptions::default()
         },
         ..Segment::default()
     };
@@ -50,11 +50,12 @@ fn acknowledge(stream: &mut Stream, acknowledgement: u32) {
     let workspace = Workspace {
         scratch: &mut [0; 4_096],
         early: &EarlyRoom::default(),
+        closed: None,
     };
     stream.receive(&segment, &[], workspace, 0).unwrap();
 }
 
-/// What is sent now: sequence numbers and payload.
+/// Takes what the stream sends at present: sequence numbers and payload.
 fn sent(stream: &mut Stream) -> Vec<(u32, Vec<u8>)> {
     let mut sent = Vec::new();
     while let Some(place) = stream.sendable(0) {

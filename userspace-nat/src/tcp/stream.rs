@@ -10,11 +10,12 @@ use nix::{
     libc,
     sys::socket::{Shutdown, setsockopt, shutdown, sockopt},
 };
+use slipgate_abi::tcp::Flags;
 
 use crate::packet::Version;
 
 use super::{
-    Connection, Due, Header, Host, Segment, Sendable, State,
+    Connection, Due, Header, Host, Received, Segment, Sendable, State,
     early::{EarlyRoom, EarlySegments},
     queue,
 };
@@ -26,14 +27,18 @@ pub(crate) const SCRATCH_LEN: usize = 65_536;
 /// says that a queue has room when it is a third empty (`sk_stream_is_writeable`), by its own count.
 const LOW_ROOM_PART: u32 = 5;
 
+// An idle connection has no memory but this, and its place in a table.
+const _: () = assert!(size_of::<Stream>() <= 512);
+
 /// A connection: its state toward the guest, and its socket toward the host or the server.
 #[derive(Debug)]
 pub(crate) struct Stream {
     connection: Connection,
     /// `None` once both sides have ended.
     socket: Option<OwnedFd>,
-    /// Where the kernel peeks next, from the first byte in its queue; `None` if it can't be told.
-    peeks_at: Option<u32>,
+    peeking: Peeking,
+    /// Whether the socket sends what it is given at once.
+    is_without_delay: bool,
     /// Whether the socket may have bytes for the guest, or its end, that were not sent.
     has_more: bool,
     /// Whether the socket's peer has ended: nothing comes behind what is in the queue.
@@ -43,19 +48,34 @@ pub(crate) struct Stream {
     queue_len: u32,
     /// Whether an event tells when the send queue has room.
     waits_for_room: bool,
-    /// What the guest sent behind a gap.
+    /// Segments of the guest that came behind a gap.
     early: EarlySegments,
+    /// Bytes of them that the socket took since the guest was last heard.
+    delivered_since: u32,
 }
 
-/// Where bytes go that are not looked at, and how much the VM's connections may keep of what came
-/// early.
+/// Where the kernel peeks next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Peeking {
+    /// At the first byte in its queue, always: it was not told anything else, and short answers never
+    /// need it.
+    First,
+    /// So many bytes behind the first, and behind what was peeked.
+    At(u32),
+    /// At the first, for it can't be told (before Linux 6.9).
+    OnlyFirst,
+}
+
+/// Where bytes go that are not looked at, how much the VM's connections may keep of what came early, and
+/// where sockets go whose both sides have ended, if these are not to be closed at once.
 #[derive(Debug)]
 pub(crate) struct Workspace<'w> {
     pub(crate) scratch: &'w mut [u8],
     pub(crate) early: &'w EarlyRoom,
+    pub(crate) closed: Option<&'w mut Vec<OwnedFd>>,
 }
 
-/// What came of a guest's segment.
+/// Result of a guest's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Taken {
     /// Bytes that the socket took, and bytes that the guest has acknowledged.
@@ -63,18 +83,18 @@ pub(crate) struct Taken {
     pub(crate) acknowledged: u32,
     /// Segment to send at once.
     pub(crate) reply: Option<Header>,
-    /// What the guest did to the connection.
+    /// Change of the socket that the segment asks for.
     pub(crate) host: Host,
 }
 
-/// What is next for the guest.
+/// The next frame for the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// A frame with so many bytes of payload.
     Frame(Header, u32),
     /// The end of the socket's data.
     End(Header),
-    /// Nothing now.
+    /// Nothing to send at present.
     Nothing,
 }
 
@@ -92,19 +112,18 @@ impl Stream {
 
     /// `connection` with its socket, which does not block and may not be connected yet.
     pub(crate) fn new(connection: Connection, socket: OwnedFd) -> Self {
-        // Small writes of the guest were its own decision.
-        let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
-        let peeks_at = queue::peek_at(&socket, 0).then_some(0);
         Self {
             connection,
             socket: Some(socket),
-            peeks_at,
+            peeking: Peeking::First,
+            is_without_delay: false,
             has_more: false,
             hung_up: false,
             room: 0,
             queue_len: 1,
             waits_for_room: false,
             early: EarlySegments::default(),
+            delivered_since: 0,
         }
     }
 
@@ -128,6 +147,11 @@ impl Stream {
         }
     }
 
+    /// Takes the number of bytes that the socket took since the guest was last heard.
+    pub(crate) fn take_delivered(&mut self) -> u32 {
+        std::mem::take(&mut self.delivered_since)
+    }
+
     /// Whether the socket may have something for the guest that was not sent.
     pub(crate) fn has_more(&self) -> bool {
         self.has_more
@@ -138,16 +162,16 @@ impl Stream {
         self.hung_up
     }
 
-    /// The socket is connected, so the guest's SYN is answered. Returns our SYN.
+    /// The socket is connected, so the guest's SYN is answered. Returns our SYN. An event of a socket
+    /// whose connection was refused says that it failed; the caller has seen that it did not.
     ///
     /// # Errors
-    /// Its connection was refused.
+    /// There is no socket any more.
     pub(crate) fn connected(&mut self, now_ns: u64) -> io::Result<Header> {
         let Some(socket) = &self.socket else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        queue::error_of(socket)?;
-        (self.room, self.queue_len) = queue::room(socket);
+        (self.room, self.queue_len) = queue::whole_room(socket);
         self.has_more = true;
         Ok(self.connection.connected(self.room, now_ns))
     }
@@ -163,29 +187,117 @@ impl Stream {
         workspace: Workspace<'_>,
         now_ns: u64,
     ) -> io::Result<Taken> {
-        let Workspace { scratch, early } = workspace;
-        self.early.keep(&self.connection, segment, payload, early);
-        let mut taken = self.receive_one(segment, payload, scratch, now_ns)?;
-        while let Some(next) = self.early.next(&self.connection) {
-            let more = self.receive_one(&next.segment, &next.payload, scratch, now_ns)?;
-            taken.delivered += more.delivered;
-            taken.acknowledged += more.acknowledged;
-            taken.reply = taken.reply.or(more.reply);
-            if more.host != Host::Stays {
-                taken.host = more.host;
-            }
+        let Workspace {
+            scratch,
+            early,
+            closed,
+        } = workspace;
+        self.early
+            .keep(&mut self.connection, segment, payload, early);
+        let mut taken = self.receive_one(segment, payload, (scratch, early), now_ns)?;
+        taken.delivered += self.take_delivered();
+        taken.delivered += self.deliver_early(now_ns)?;
+        let is_over = taken.host == Host::Closes || self.is_over();
+        if is_over
+            && let Some(socket) = self.socket.take()
+            && let Some(closed) = closed
+        {
+            closed.push(socket);
         }
         Ok(taken)
+    }
+
+    /// Gives the socket the early segments whose turn has come. Returns the bytes that it took. What it
+    /// does not take stays here: the guest was told that it need not send that again.
+    fn deliver_early(&mut self, now_ns: u64) -> io::Result<u32> {
+        let mut delivered = 0;
+        while let Some(early) = self.early.next(&self.connection) {
+            let mut received = self.connection.receive_early(&early.segment());
+            let offered = received.deliver.len() as u32;
+            let got = self.offer(&received, &early.payload)?;
+            delivered += got;
+            if got < offered {
+                received.deliver.end = received.deliver.start + got;
+                received.fin = false;
+            }
+            self.took(&received, got, now_ns);
+            if got < offered {
+                self.early.put_back(early);
+                break;
+            }
+        }
+        Ok(delivered)
+    }
+
+    /// Whether both sides have ended, so that the socket has nothing more to do.
+    fn is_over(&self) -> bool {
+        self.connection.state() == State::TimeWait
+    }
+
+    /// Offers the socket what was received. Returns the bytes that it took.
+    fn offer(&mut self, received: &Received, payload: &[u8]) -> io::Result<u32> {
+        let offered = received.deliver.start as usize..received.deliver.end as usize;
+        let offered = payload.get(offered).unwrap_or_default();
+        let Some(socket) = self.socket.as_ref().filter(|_| !offered.is_empty()) else {
+            return Ok(0);
+        };
+        if !std::mem::replace(&mut self.is_without_delay, true) {
+            // Small writes of the guest were its own decision.
+            let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
+        }
+        let taken = queue::send_to(socket, offered)?;
+        self.room = self.room.saturating_sub(taken);
+        Ok(taken)
+    }
+
+    /// The socket took so many bytes of what was received.
+    fn took(&mut self, received: &Received, bytes: u32, now_ns: u64) {
+        let has_ended = self.connection.taken(received, bytes, now_ns);
+        // If both have, the close says so by itself.
+        if has_ended
+            && !self.is_over()
+            && let Some(socket) = &self.socket
+        {
+            // The peer has reset it otherwise, which is heard in its turn.
+            let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
+        }
+    }
+
+    /// Keeps what the socket did not take of a segment, `taken` being what it did, if there is room for it:
+    /// a guest that sends selective acknowledgements would send it again only by its timer.
+    fn keep_rest(
+        &mut self,
+        segment: &Segment,
+        payload: &[u8],
+        (received, taken): (&mut Received, u32),
+        room: &EarlyRoom,
+    ) {
+        let (from, end) = (received.deliver.start + taken, received.deliver.end);
+        let rest = payload.get(from as usize..end as usize);
+        let Some(rest) = rest.filter(|rest| !rest.is_empty()) else {
+            return;
+        };
+        let fin = if received.fin { Flags::FIN } else { 0 };
+        let kept = Segment {
+            sequence: segment.sequence.wrapping_add(from),
+            flags: Flags::ACK | fin,
+            payload_len: rest.len() as u32,
+            ..Segment::default()
+        };
+        if self.early.insert(&kept, rest, room) {
+            received.deliver.end = from;
+            received.fin = false;
+        }
     }
 
     fn receive_one(
         &mut self,
         segment: &Segment,
         payload: &[u8],
-        scratch: &mut [u8],
+        (scratch, early): (&mut [u8], &EarlyRoom),
         now_ns: u64,
     ) -> io::Result<Taken> {
-        let received = self.connection.receive(segment, now_ns);
+        let mut received = self.connection.receive(segment, now_ns);
         let mut taken = Taken {
             acknowledged: received.acknowledged,
             reply: received.reply,
@@ -200,35 +312,29 @@ impl Stream {
                 self.reset_peer();
                 return Ok(taken);
             }
-            Host::Closes => self.socket = None,
+            // Nothing more is to be delivered.
+            Host::Closes => return Ok(taken),
+        }
+        if self.socket.is_some() {
+            taken.delivered = self.offer(&received, payload)?;
+            self.keep_rest(segment, payload, (&mut received, taken.delivered), early);
+            self.took(&received, taken.delivered, now_ns);
         }
         if let Some(socket) = &self.socket {
-            let offered = received.deliver.start as usize..received.deliver.end as usize;
-            let offered = payload.get(offered).unwrap_or_default();
-            if !offered.is_empty() {
-                taken.delivered = queue::send_to(socket, offered)?;
-            }
-            self.room = self.room.saturating_sub(taken.delivered);
-            if self.connection.taken(&received, taken.delivered, now_ns) {
-                // The peer has reset it otherwise, which is heard in its turn.
-                let _ = shutdown(socket.as_raw_fd(), Shutdown::Write);
-            }
             let bytes = received.acknowledged;
             if bytes > 0 {
-                self.peeks_at = self.peeks_at.map(|at| at.saturating_sub(bytes));
+                if let Peeking::At(at) = &mut self.peeking {
+                    *at = at.saturating_sub(bytes);
+                }
                 queue::discard(socket, bytes as usize, scratch)?;
             }
-        }
-        if self.connection.state() == State::TimeWait {
-            self.socket = None;
         }
         Ok(taken)
     }
 
-    /// Whether the socket's connection has failed, if an event says so.
-    pub(crate) fn has_failed(&self) -> bool {
-        let socket = self.socket.as_ref();
-        socket.is_some_and(|socket| queue::error_of(socket).is_err())
+    /// Takes the error with which the socket's connection has failed, if an event says so.
+    pub(crate) fn failure(&self) -> Option<io::Error> {
+        queue::error_of(self.socket.as_ref()?).err()
     }
 
     /// The socket is readable, or its peer has ended (`hung_up`).
@@ -239,9 +345,15 @@ impl Stream {
 
     /// The send queue has room. Returns an acknowledgement that says so, and how many times to send
     /// it, if the guest waits for that.
-    pub(crate) fn writable(&mut self) -> Option<(Header, u8)> {
+    pub(crate) fn writable(&mut self, now_ns: u64) -> Option<(Header, u8)> {
         if !std::mem::take(&mut self.waits_for_room) {
             return None;
+        }
+        // Its failure is an event of its own.
+        self.delivered_since += self.deliver_early(now_ns).unwrap_or(0);
+        if self.is_over() {
+            // Nothing else is behind it that should go first.
+            self.socket = None;
         }
         (self.room, self.queue_len) = queue::room(self.socket.as_ref()?);
         Some(self.connection.reopen(self.room))
@@ -286,13 +398,21 @@ impl Stream {
             self.has_more = false;
             return Ok(Next::Nothing);
         };
-        let skipped = match self.peeks_at {
-            Some(at) if at == offset => 0,
-            Some(_) if queue::peek_at(socket, offset) => {
-                self.peeks_at = Some(offset);
+        let is_there = match self.peeking {
+            Peeking::At(at) => at == offset,
+            Peeking::First | Peeking::OnlyFirst => offset == 0,
+        };
+        let can_be_told = self.peeking != Peeking::OnlyFirst;
+        let skipped = match is_there {
+            true => 0,
+            false if can_be_told && queue::peek_at(socket, offset) => {
+                self.peeking = Peeking::At(offset);
                 0
             }
-            _ => offset as usize,
+            false => {
+                self.peeking = Peeking::OnlyFirst;
+                offset as usize
+            }
         };
         if skipped > scratch.len() {
             // There is more, and an acknowledgement brings it within reach.
@@ -319,7 +439,9 @@ impl Stream {
             let fin = self.connection.send_fin(now_ns);
             return Ok(fin.map_or(Next::Nothing, Next::End));
         }
-        self.peeks_at = self.peeks_at.map(|at| at + got);
+        if let Peeking::At(at) = &mut self.peeking {
+            *at += got;
+        }
         let room = self.room();
         Ok(Next::Frame(
             self.connection.send(got, Some(room), now_ns),
@@ -341,10 +463,11 @@ impl Stream {
     /// once that there is room; and says so by [`Stream::waits_for_room`].
     pub(crate) fn wants_room(&self) -> bool {
         let is_low = self.room < self.queue_len / LOW_ROOM_PART;
+        let is_short =
+            self.connection.is_short_of_room() && (is_low || self.connection.has_turned_away());
         self.socket.is_some()
             && !self.waits_for_room
-            && self.connection.is_short_of_room()
-            && (is_low || self.connection.has_turned_away())
+            && (is_short || self.early.is_due(&self.connection))
     }
 
     /// An event was asked for.
@@ -365,10 +488,7 @@ impl Stream {
     /// As on a kernel that can't be told where to peek.
     #[cfg(test)]
     pub(crate) fn without_places(mut self) -> Self {
-        if let Some(socket) = &self.socket {
-            queue::peek_at(socket, u32::MAX);
-        }
-        self.peeks_at = None;
+        self.peeking = Peeking::OnlyFirst;
         self
     }
 }

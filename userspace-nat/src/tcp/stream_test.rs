@@ -36,7 +36,15 @@ struct Faults {
     reorders: u32,
     /// The socket takes only a part of what it is offered.
     takes_part: u32,
+    /// Whether the guest's SYN permits selective acknowledgements, and has timestamps.
+    sack: bool,
+    times: bool,
     seed: u64,
+}
+
+thread_local! {
+    /// Clock of the guest's timestamps, ms.
+    static GUEST_MS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
 struct Dice(u64);
@@ -173,6 +181,10 @@ impl Run {
         let buffer = || tcp::SocketBuffer::new(vec![0; 100_000]);
         let handle = sockets.add(tcp::Socket::new(buffer(), buffer()));
         let to = (IpAddress::v4(192, 0, 2, 1), SERVER_PORT);
+        if faults.times {
+            let socket = sockets.get_mut::<tcp::Socket<'_>>(handle);
+            socket.set_tsval_generator(Some(|| GUEST_MS.get()));
+        }
         sockets
             .get_mut::<tcp::Socket<'_>>(handle)
             .connect(interface.context(), to, GUEST_PORT)
@@ -285,7 +297,11 @@ impl Run {
             panic!("no TCP");
         };
         let l4 = packet.ip.payload();
-        let segment = Segment::read(&tcp, l4);
+        let mut segment = Segment::read(&tcp, l4);
+        if !self.faults.sack {
+            segment.options.sack_permitted = false;
+            segment.sack = SackBlocks::default();
+        }
         let payload = &l4[tcp.header_len..];
         let Some(connection) = &mut self.connection else {
             let mut connection = Connection::new(Version::V4, &segment, self.dice.roll());
@@ -316,7 +332,7 @@ impl Run {
 
     fn send(&mut self) {
         while let Some(connection) = &mut self.connection
-            && let Some(Sendable { offset, most }) = connection.sendable()
+            && let Some(Sendable { offset, most, .. }) = connection.sendable()
         {
             let from = self.socket.taken_out + offset as usize;
             let to = (from + most as usize).min(self.socket.sends.len());
@@ -349,6 +365,7 @@ impl Run {
             }
             // smoltcp's retransmission timer grows to 60 s: a lossy run takes some minutes of it.
             let is_idle = self.to_guest.0.is_empty();
+            GUEST_MS.set((self.now_ns / MILLISECOND_NS) as u32);
             self.now_ns += if is_idle { 20 } else { 1 } * MILLISECOND_NS;
         }
         panic!(
@@ -376,6 +393,8 @@ const QUIET: Faults = Faults {
     repeats: 0,
     reorders: 0,
     takes_part: 0,
+    sack: true,
+    times: true,
     seed: 1,
 };
 
@@ -409,9 +428,11 @@ proptest! {
         repeats in prop_oneof![Just(0_u32), 3..100_u32],
         reorders in prop_oneof![Just(0_u32), 3..100_u32],
         takes_part in prop_oneof![Just(0_u32), 2..50_u32],
+        sack: bool,
+        times: bool,
         seed: u64,
     ) {
-        let faults = Faults { loses, repeats, reorders, takes_part, seed };
+        let faults = Faults { loses, repeats, reorders, takes_part, sack, times, seed };
         streams_are_whole(up, down, faults);
     }
 }

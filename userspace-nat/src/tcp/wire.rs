@@ -3,22 +3,18 @@ use std::net::SocketAddr;
 
 use slipgate_abi::tcp::Flags;
 
+use super::options::{Options, SackBlocks, SynOptions, Timestamps, Written};
 use crate::{
     packet::{
         Version, build,
         checksum::Sum,
-        transport::{OPTION_MSS, TCP_HEADER_LEN, Tcp, tcp_options},
+        transport::{TCP_HEADER_LEN, Tcp},
     },
     port::{ETHERNET_LEN, VirtioNetHdr},
 };
 
-/// Option kind of the window scale (RFC 7323 section 2).
-const OPTION_WINDOW_SCALE: u8 = 3;
-/// Largest shift that is valid (RFC 7323 section 2.3).
-const MOST_SCALE: u8 = 14;
 /// Push flag (RFC 9293 section 3.1).
 pub(super) const PSH: u8 = 0x08;
-const OPTIONS_LEN: usize = 8;
 
 /// Returns the length of an IP header and a TCP header, both without options, bytes.
 pub const fn headers_len(version: Version) -> usize {
@@ -36,15 +32,6 @@ const fn our_mss(version: Version) -> u16 {
     65_535 - headers_len(version) as u16
 }
 
-/// Options of a SYN.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SynOptions {
-    /// Largest segment that the sender takes, bytes of payload.
-    pub mss: Option<u16>,
-    /// Shift of the sender's later windows.
-    pub window_scale: Option<u8>,
-}
-
 /// A segment of the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Segment {
@@ -60,33 +47,25 @@ pub struct Segment {
     pub payload_len: u32,
     /// Options, of a SYN.
     pub options: SynOptions,
+    /// Timestamps, if it has them.
+    pub timestamps: Option<Timestamps>,
+    /// What the guest has received behind a gap.
+    pub sack: SackBlocks,
 }
 
 impl Segment {
     /// Reads a segment. `header`: the bytes that `tcp` was parsed from.
     pub fn read(tcp: &Tcp, header: &[u8]) -> Self {
-        let mut options = SynOptions::default();
-        if tcp.has(Flags::SYN) {
-            let header = &header[..tcp.header_len.min(header.len())];
-            for (kind, at, len) in tcp_options(header) {
-                match (kind, len) {
-                    (OPTION_MSS, 4) => {
-                        options.mss = Some(u16::from_be_bytes([header[at + 2], header[at + 3]]));
-                    }
-                    (OPTION_WINDOW_SCALE, 3) => {
-                        options.window_scale = Some(header[at + 2].min(MOST_SCALE));
-                    }
-                    _ => {}
-                }
-            }
-        }
+        let options = Options::read(tcp, header);
         Self {
             sequence: tcp.sequence,
             acknowledgement: tcp.acknowledgement,
             flags: tcp.flags,
             window: tcp.window,
             payload_len: tcp.payload_len as u32,
-            options,
+            options: options.syn,
+            timestamps: options.timestamps,
+            sack: options.sack,
         }
     }
 
@@ -97,29 +76,39 @@ impl Segment {
 }
 
 /// Header of a segment to the guest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Header {
-    /// Sequence number.
+    /// Sequence number of the first byte.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Number of the next byte that is expected of the guest.
     pub acknowledgement: u32,
-    /// Flags.
+    /// Flag bits, as in the header.
     pub flags: u8,
-    /// The window field.
+    /// The window field as it is on the wire.
     pub window: u16,
     /// Options, of a SYN: MSS, and window scale if the guest offered one.
     pub window_scale: Option<Option<u8>>,
+    /// Whether selective acknowledgements are permitted, of a SYN.
+    pub sack_permitted: bool,
+    /// Timestamps, if both sides use them.
+    pub timestamps: Option<Timestamps>,
+    /// What was received behind a gap, as far as there is room.
+    pub sack: SackBlocks,
 }
 
 impl Header {
     /// Length of the header with that of IP, bytes.
     pub fn headers_len(&self, version: Version) -> usize {
-        headers_len(version)
-            + if self.window_scale.is_some() {
-                OPTIONS_LEN
-            } else {
-                0
-            }
+        headers_len(version) + self.options(version).len()
+    }
+
+    fn options(&self, version: Version) -> Written<'_> {
+        Written {
+            syn: self.window_scale.map(|scale| (our_mss(version), scale)),
+            sack_permitted: self.sack_permitted,
+            timestamps: self.timestamps,
+            sack: &self.sack,
+        }
     }
 }
 
@@ -133,8 +122,7 @@ pub fn reset_for(segment: &Segment) -> Option<Header> {
         sequence: segment.acknowledgement,
         acknowledgement: 0,
         flags: Flags::RST,
-        window: 0,
-        window_scale: None,
+        ..Header::default()
     };
     if segment.has(Flags::ACK) {
         return Some(reset);
@@ -177,15 +165,9 @@ pub fn write_headers(
     tcp[13] = header.flags;
     tcp[14..16].copy_from_slice(&header.window.to_be_bytes());
     tcp[18..20].fill(0);
-    if let Some(scale) = header.window_scale {
-        let [high, low] = our_mss(version).to_be_bytes();
-        let scale = match scale {
-            Some(scale) => [1, OPTION_WINDOW_SCALE, 3, scale],
-            None => [1; 4],
-        };
-        tcp[20..24].copy_from_slice(&[OPTION_MSS, 4, high, low]);
-        tcp[24..28].copy_from_slice(&scale);
-    }
+    header
+        .options(version)
+        .write(&mut tcp[TCP_HEADER_LEN..header_len]);
     let sum = Sum::default().pseudo(source.ip(), destination.ip(), 6, tcp_len);
     tcp[16..18].copy_from_slice(&sum.folded().to_be_bytes());
     let is_long = payload_len > usize::from(mss);

@@ -124,7 +124,7 @@ pub enum BootError {
 /// Part of a [`BootSource`](super::BootSource) that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootInput {
-    /// The kernel image.
+    /// Image of the kernel.
     Kernel,
     /// The initial RAM disk.
     Initrd,

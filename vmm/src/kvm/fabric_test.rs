@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{GsiRoutes, KvmDoorbells, create, open};
 use crate::{
-    GuestMemory, boot,
+    GuestMemory, boot, cpuid,
     interrupt::{Doorbells, MsiFabric, MsiMessage},
     memory, vcpu,
 };
@@ -37,7 +37,8 @@ fn rig(code: &Code) -> Rig {
     let memory = memory::create(16 << 20).unwrap();
     let vm = create(&kvm, &memory).unwrap();
     let kernel = boot::load_bytes(&memory, code.image(), None, "").unwrap();
-    let vcpu = vcpu::create(&kvm, &vm, 0, 1, &kernel).unwrap().fd;
+    let host = cpuid::Supported::of(&kvm).unwrap();
+    let vcpu = vcpu::create(&host, &vm, 0, 1, &kernel).unwrap().fd;
     Rig {
         vm: Arc::new(vm),
         vcpu,

@@ -75,7 +75,7 @@ impl SnapshotFiles {
 #[derive(Clone)]
 pub struct Control(Arc<Mutex<Option<Machine>>>);
 
-/// What orders need of a machine.
+/// Parts of a machine that orders use.
 struct Machine {
     shared: Arc<Shared>,
     vm: Arc<VmFd>,
@@ -159,6 +159,26 @@ impl Control {
     pub fn resume(&self) -> Result<(), SnapshotError> {
         self.order(|machine| {
             machine.resume();
+            Ok(())
+        })
+    }
+
+    /// Asks the guest for so many bytes of its memory in all, whole pages of 4 KiB: it gives what is
+    /// more than it has given, or takes back what is less. It does so in its own time, and once it
+    /// runs; [`Counters`](crate::Counters) say how far it has come.
+    ///
+    /// # Errors
+    /// The machine has no balloon, or not so much memory; or it has ended, or is being reset.
+    pub fn set_balloon(&self, bytes: u64) -> Result<(), SnapshotError> {
+        self.order(|machine| {
+            let target = machine.shared.balloon.as_ref();
+            let target = target.ok_or(SnapshotError::NoBalloon)?;
+            let memory = memory::total_bytes(&machine.shared.memory);
+            if bytes > memory {
+                let wanted = bytes;
+                return Err(SnapshotError::BalloonSize { wanted, memory });
+            }
+            target.ask_for(bytes);
             Ok(())
         })
     }

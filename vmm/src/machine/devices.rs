@@ -1,5 +1,5 @@
-//! Creates the machine's PCI devices: the network card, the entropy device, the disks, then
-//! vsock. A snapshot has them in this order.
+//! Creates the machine's PCI devices: the network card, the entropy device, the disks, vsock, then
+//! the balloon. A snapshot has them in this order.
 use std::sync::Arc;
 
 use super::{MachineError, SerialIo};
@@ -8,9 +8,11 @@ use crate::{
     counters::DeviceCounters,
     interrupt::{Doorbells, MsiFabric},
     layout::{self, Window},
+    memory::total_bytes,
     pci::{self, Windows},
     virtio::{
         VirtioDevice,
+        balloon::{Balloon, BalloonConfig, BalloonCounters, BalloonError, Target},
         block::{Disk, DiskConfig, DiskCounters},
         net::{Net, NetConfig, NetCounters},
         rng::Rng,
@@ -27,6 +29,8 @@ pub struct Devices {
     pub disks: Vec<DiskConfig>,
     /// Connections with programs of the host; `None` for a machine without.
     pub vsock: Option<VsockConfig>,
+    /// Memory that the guest gives back; `None` for a machine without.
+    pub balloon: Option<BalloonConfig>,
     /// Input and output of the serial console.
     pub serial: SerialIo,
 }
@@ -39,14 +43,22 @@ pub(super) struct Platform {
     pub(super) mmio64: Option<Window>,
 }
 
-/// Returns the PCI root with all devices, and the devices' counters.
-pub(super) fn root(
+/// The devices that were made.
+pub(super) struct Made {
+    pub(super) root: pci::Root,
+    pub(super) counters: DeviceCounters,
+    /// What sets the size of the balloon, if there is one.
+    pub(super) balloon: Option<Target>,
+}
+
+/// Makes the PCI root with all devices.
+pub(super) fn make(
     platform: &Platform,
     net: Option<NetConfig>,
     disks: Vec<DiskConfig>,
-    vsock: Option<VsockConfig>,
+    (vsock, balloon): (Option<VsockConfig>, Option<BalloonConfig>),
     threads: &ThreadSetup,
-) -> Result<(pci::Root, DeviceCounters), MachineError> {
+) -> Result<Made, MachineError> {
     let range = |window: Window| window.start..window.end();
     let mut root = pci::Root::new(Windows {
         mmio32: range(layout::MMIO32),
@@ -75,7 +87,23 @@ pub(super) fn root(
         let transport = add(&mut root, platform, Box::new(device))?;
         counters.vsock = Some((counted, transport));
     }
-    Ok((root, counters))
+    let mut target = None;
+    if let Some(config) = balloon {
+        let counted: Arc<BalloonCounters> = Arc::default();
+        let (wanted, memory) = (config.target_bytes, total_bytes(&platform.memory));
+        if wanted > memory {
+            return Err(BalloonError::Target { wanted, memory }.into());
+        }
+        let device = Balloon::new(config, threads, counted.clone())?;
+        target = Some(device.target());
+        let transport = add(&mut root, platform, Box::new(device))?;
+        counters.balloon = Some((counted, transport));
+    }
+    Ok(Made {
+        root,
+        counters,
+        balloon: target,
+    })
 }
 
 fn add(

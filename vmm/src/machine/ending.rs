@@ -36,7 +36,7 @@ impl Outcome {
     }
 }
 
-/// What an outcome adds to the bell's count. A stop adds less.
+/// Amount that an outcome adds to the bell's count. A stop adds less.
 const OUTCOME: u64 = 1 << 32;
 
 /// Shared by vCPUs and stop handles, which set the outcome, and the thread in `Machine::run`, which

@@ -10,7 +10,10 @@ use crate::{
     memory::MemoryError,
     pci::PciError,
     snapshot::SnapshotError,
-    virtio::{block::DiskError, net::NetError, transport::TransportError, vsock::VsockError},
+    virtio::{
+        balloon::BalloonError, block::DiskError, net::NetError, transport::TransportError,
+        vsock::VsockError,
+    },
 };
 
 /// Reason why a machine could not be created.
@@ -56,12 +59,15 @@ pub enum MachineError {
     Disk {
         /// Place of the disk among those that were asked for, from 0.
         number: usize,
-        /// Reason.
+        /// Reason of the disk's failure.
         source: DiskError,
     },
     /// The vsock device could not be created.
     #[error("the vsock device")]
     Vsock(#[from] VsockError),
+    /// The balloon could not be created.
+    #[error("the balloon")]
+    Balloon(#[from] BalloonError),
     /// A virtio device could not be connected to the PCI bus.
     #[error(transparent)]
     Transport(#[from] TransportError),

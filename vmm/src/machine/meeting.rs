@@ -13,10 +13,10 @@ use std::{
 
 use crate::snapshot::{SnapshotError, VcpuState};
 
-/// What a vCPU is to do.
+/// Order to a vCPU that waits at the meeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Save its state.
+    /// Save the vCPU's state.
     Save,
     /// Go back to its state at power-on.
     Reset,
@@ -39,7 +39,7 @@ struct State {
     ended: bool,
     /// Number of vCPUs that are here.
     present: usize,
-    /// What each vCPU is asked to do, and what they said.
+    /// Orders to each vCPU, and their answers.
     asked: Vec<Option<Order>>,
     saved: Vec<Option<Saved>>,
 }

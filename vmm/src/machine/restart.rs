@@ -24,11 +24,11 @@ use crate::{
     snapshot::MachineState,
 };
 
-/// What a restart needs.
+/// Everything that a restart needs.
 pub(super) struct Restart {
     pub(super) source: BootSource,
     pub(super) acpi: AcpiConfig,
-    /// What was loaded at first.
+    /// Places and entry of the kernel, from its first loading.
     pub(super) kernel: boot::Loaded,
     /// State of the machine at power-on, without its vCPUs, which have theirs.
     pub(super) power_on: MachineState,

@@ -25,7 +25,7 @@ pub const MAX_BASES: usize = 7;
 /// Most runs of pages of one snapshot.
 pub const MAX_RUNS: usize = 4096;
 
-/// What tells a snapshot from all others: the SHA-256 of its state.
+/// Identity of a snapshot: the SHA-256 of its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SnapshotId(pub [u8; 32]);
 
@@ -42,7 +42,7 @@ impl fmt::Display for SnapshotId {
     }
 }
 
-/// What a snapshot that is made of differences says of its base.
+/// Reference to the base of a snapshot that is made of differences.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct BaseState {
     /// Which snapshot that is.
@@ -128,7 +128,7 @@ impl Runs {
 /// Files of a snapshot, opened for reading.
 #[derive(Debug)]
 pub struct SavedFiles {
-    /// The state.
+    /// File with the state of CPUs and devices.
     pub state: File,
     /// The memory. It must not change for as long as a machine of it is there.
     pub memory: File,

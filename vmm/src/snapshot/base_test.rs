@@ -40,7 +40,7 @@ impl Saved {
         Self::of(file, number, None)
     }
 
-    /// What differs from these, the nearest first.
+    /// Makes a snapshot of the differences from these, the nearest first.
     fn differing(ram: &GuestMemory, number: u64, from: &[&Saved]) -> Self {
         let (layers, id) = Layers::to_differ_from(files(from), BYTES).unwrap();
         let file = tempfile::tempfile().unwrap();

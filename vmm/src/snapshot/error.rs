@@ -1,4 +1,4 @@
-//! Errors of snapshots.
+//! Errors of saving and restoring snapshots.
 use std::io;
 
 use super::{LAYOUT_VERSION, MAX_BASES, MAX_STATE_BYTES, SnapshotId};
@@ -30,16 +30,16 @@ pub enum SnapshotError {
     /// The snapshot has a base, which was not given.
     #[error("it holds the differences from the snapshot {wanted}, which is missing")]
     NoBase {
-        /// The base.
+        /// Identity of the missing base.
         wanted: SnapshotId,
     },
-    /// What was given as the base is another snapshot.
+    /// Another snapshot is in the place of the base.
     #[error(
         "it holds the differences from the snapshot {wanted}, and what is in the place of that is \
          the snapshot {found}"
     )]
     OtherBase {
-        /// The base.
+        /// Identity of the base that it needs.
         wanted: SnapshotId,
         /// The one that was given.
         found: SnapshotId,
@@ -87,7 +87,18 @@ pub enum SnapshotError {
     /// The guest has reset the machine by an instruction that goes on and on.
     #[error("the instruction by which the guest has reset the machine does not end")]
     Unfinished,
-    /// The machine runs.
+    /// The machine has no balloon.
+    #[error("the machine has no balloon: start it with --balloon")]
+    NoBalloon,
+    /// The guest has not so much memory.
+    #[error("the guest has {memory} bytes of memory, and can't give {wanted}: ask for less")]
+    BalloonSize {
+        /// Bytes that were asked for.
+        wanted: u64,
+        /// Size of the memory, bytes.
+        memory: u64,
+    },
+    /// The machine runs, and must be paused first.
     #[error("the machine is not paused")]
     NotPaused,
 }

@@ -1,8 +1,8 @@
-//! The state file.
+//! Format of the state file: a header with the digest, then the state.
 use super::{MachineState, SnapshotError, SnapshotId};
 
 /// Version of the layout of [`MachineState`] and of the file.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 /// Most bytes of a state.
 pub const MAX_STATE_BYTES: u64 = 2 << 20;
 

@@ -1,4 +1,4 @@
-//! What a snapshot says of a machine, as plain data. Any change here is another
+//! State of a machine in a snapshot, as plain data. Any change here is another
 //! [`LAYOUT_VERSION`](super::LAYOUT_VERSION).
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid_entry2, kvm_debugregs, kvm_irqchip, kvm_lapic_state, kvm_mp_state,
@@ -11,7 +11,7 @@ use super::BaseState;
 /// State of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct MachineState {
-    /// What it differs from, where its memory has not all pages.
+    /// The snapshot that it differs from; `None` if its memory has all pages.
     pub base: Option<BaseState>,
     /// Size of RAM, bytes.
     pub memory_bytes: u64,
@@ -19,7 +19,7 @@ pub struct MachineState {
     pub kvm: KvmState,
     /// The vCPUs, by their index.
     pub vcpus: Vec<VcpuState>,
-    /// The serial port.
+    /// State of the serial port.
     pub serial: SerialState,
     /// Index register of the real-time clock.
     pub rtc_index: u8,
@@ -36,7 +36,7 @@ pub struct MachineState {
 pub struct KvmState {
     /// Both PICs and the I/O APIC.
     pub chips: [kvm_irqchip; 3],
-    /// The PIT.
+    /// State of the interval timer (PIT).
     pub pit: kvm_pit_state2,
     /// The clock behind kvm-clock.
     pub clock: kvm_clock_data,
@@ -45,13 +45,13 @@ pub struct KvmState {
 /// State of a vCPU.
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
-    /// What CPUID tells the guest.
+    /// Answers to the guest's CPUID.
     pub cpuid: Vec<kvm_cpuid_entry2>,
     /// Frequency of the time-stamp counter, kHz; 0: KVM does not say.
     pub tsc_khz: u32,
     /// Whether it runs, halts, or waits for INIT or SIPI.
     pub mp_state: kvm_mp_state,
-    /// General registers.
+    /// General-purpose registers.
     pub regs: kvm_regs,
     /// Segments and control registers.
     pub sregs: kvm_sregs,
@@ -61,7 +61,7 @@ pub struct VcpuState {
     pub xcrs: Option<Box<kvm_xcrs>>,
     /// Debug registers; `None`: KVM has no such call.
     pub debug: Option<kvm_debugregs>,
-    /// The local APIC.
+    /// State of the local APIC.
     pub lapic: kvm_lapic_state,
     /// The MSRs that KVM lists and lets be read.
     pub msrs: Vec<kvm_msr_entry>,
@@ -93,17 +93,17 @@ pub struct FunctionState {
 /// State of a virtio device's transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportState {
-    /// MSI-X.
+    /// State of its MSI-X table.
     pub msix: MsixState,
     /// Selected halves of the feature bits, the device's and the driver's, and the selected queue.
     pub selectors: (u32, u32, u16),
     /// Features that the driver selected.
     pub features: u64,
-    /// Device status.
+    /// Status register of the device.
     pub status: u8,
-    /// Configuration generation.
+    /// Generation of the configuration space.
     pub generation: u8,
-    /// ISR status.
+    /// Interrupt status register (ISR).
     pub isr: u8,
     /// Vector for changes of the configuration.
     pub config_vector: u16,
@@ -113,7 +113,7 @@ pub struct TransportState {
     pub device: Option<DeviceState>,
 }
 
-/// State of MSI-X.
+/// State of a function's MSI-X.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MsixState {
     /// The table: 16 bytes for each vector.
@@ -125,11 +125,11 @@ pub struct MsixState {
 /// Registers of a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueState {
-    /// Number of entries.
+    /// Number of descriptors of the queue.
     pub size: u16,
     /// Whether the driver enabled it.
     pub enabled: bool,
-    /// Interrupt vector.
+    /// MSI-X vector of the queue's interrupts.
     pub vector: u16,
     /// Guest addresses of descriptor table, available ring and used ring.
     pub rings: [u64; 3],
@@ -153,7 +153,7 @@ pub struct Progress {
 pub struct DeviceState {
     /// The queues that are served.
     pub queues: Vec<Progress>,
-    /// What else there is.
+    /// State of the device's own kind.
     pub model: Model,
 }
 
@@ -168,21 +168,28 @@ pub enum Model {
     /// Of a vsock device: the next port of the host's ends. A driver that does not know yet that its
     /// connections have ended must not take a new one for an old one.
     Vsock {
-        /// The port.
+        /// Next port of the host's ends.
         next_port: u32,
+    },
+    /// Of a balloon: pages of 4 KiB that the guest is asked for, and that it says it has given.
+    Balloon {
+        /// Asked for.
+        target: u32,
+        /// Given.
+        actual: u32,
     },
 }
 
-/// What a driver has set on a network card.
+/// Settings that a driver has made on a network card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetState {
-    /// Present MAC address.
+    /// MAC address at present.
     pub mac: [u8; 6],
     /// Offloads that the guest accepts: `TUN_F_*` of `linux/if_tun.h`.
     pub offloads: u32,
     /// Number of queue pairs in use.
     pub pairs: u16,
-    /// Receive filter.
+    /// Filter for received frames.
     pub filter: FilterState,
 }
 
@@ -191,9 +198,9 @@ pub struct NetState {
 pub struct FilterState {
     /// Promiscuous, all multicast, all unicast, no multicast, no unicast, no broadcast.
     pub modes: [bool; 6],
-    /// Unicast addresses.
+    /// Unicast addresses that are received.
     pub unicast: TableState,
-    /// Multicast addresses.
+    /// Multicast addresses that are received.
     pub multicast: TableState,
 }
 

@@ -85,7 +85,7 @@ pub struct Activation {
     pub queues: Vec<EnabledQueue>,
     /// Signals to the driver.
     pub signals: Arc<dyn Signals>,
-    /// What the device was when it was saved; `None` for a device that a driver activates.
+    /// State of the saved device; `None` for a device that a driver activates.
     pub restored: Option<Model>,
 }
 

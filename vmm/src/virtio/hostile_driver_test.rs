@@ -16,7 +16,7 @@ use super::{
     transport::VirtioPci,
 };
 use crate::{
-    GuestMemory,
+    GuestMemory, ThreadSetup,
     fake::{Driver, Fabric},
     interrupt::MsiMessage,
     pci::{Root, Windows},
@@ -85,7 +85,7 @@ impl Rig {
             peer.set_nonblocking(true).unwrap();
         }
         let config = NetConfig::new(MAC, 1500, taps.into_iter().map(OwnedFd::from).collect());
-        let net = Net::new(config, Arc::new(|_| Ok(())), NetCounters::new(2)).unwrap();
+        let net = Net::new(config, ThreadSetup::new(|_| Ok(())), NetCounters::new(2)).unwrap();
         let (net, doorbells) = (Box::new(net), fabric.clone());
         let function = VirtioPci::new(net, memory.clone(), fabric.clone(), doorbells).unwrap();
         let windows = Windows {

@@ -30,7 +30,7 @@ pub(super) struct Inbox<C> {
     bell: Arc<Bell>,
 }
 
-/// What ended a rest.
+/// Reason for the end of a rest.
 pub(super) enum Rested<C> {
     /// The thread goes on where it was.
     Resumed,
@@ -137,6 +137,26 @@ impl<C> Inbox<C> {
         });
         // SAFETY: the array is valid for its two elements, and outlives the call.
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
+        match io::Error::last_os_error() {
+            error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until a command arrives, or until one of the descriptors can be read.
+    ///
+    /// # Errors
+    /// The host refuses to wait.
+    pub(super) fn wait_beside_all(&self, kicks: &[RawFd]) -> io::Result<()> {
+        let readable = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let all = kicks.iter().copied().chain([self.descriptor()]);
+        let mut fds: Vec<_> = all.map(readable).collect();
+        // SAFETY: the array is valid for its elements, and outlives the call.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) };
         match io::Error::last_os_error() {
             error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
             _ => Ok(()),

@@ -1,4 +1,5 @@
 //! Virtio devices (OASIS virtio 1.2), and their transport over PCI.
+pub mod balloon;
 pub mod block;
 mod device;
 mod mailbox;

@@ -33,21 +33,21 @@ pub struct BucketConfig {
 /// Limits of one direction of a device; `None` does not limit that measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateConfig {
-    /// Limit of bytes.
+    /// Bucket that limits bytes; `None` does not limit them.
     pub bytes: Option<BucketConfig>,
     /// Limit of operations: requests of a disk, packets of a network card.
     pub operations: Option<BucketConfig>,
 }
 
-/// A token bucket.
+/// Token bucket of one measure, bytes or operations.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     /// Full, in shares: a token has as many as the refill has nanoseconds, so that each nanosecond
     /// brings a whole number of them, `size`.
     full: i128,
-    /// Shares a nanosecond.
+    /// Shares that each nanosecond brings.
     size: i128,
-    /// Shares a token.
+    /// Shares in a token.
     token: i128,
     /// Tokens of the one-time burst that are left.
     burst: u64,
@@ -150,7 +150,7 @@ impl Limiter {
         Ok(least.unwrap_or(u64::MAX).max(1))
     }
 
-    /// Charges what passed.
+    /// Takes the tokens of an operation that has passed.
     pub fn charge(&mut self, bytes: u64, operations: u64) {
         if let Some(bucket) = &mut self.bytes {
             bucket.charge(bytes);

@@ -12,8 +12,8 @@ fn bucket(size: u64, one_time_burst: u64, refill: Duration) -> BucketConfig {
     }
 }
 
-/// What passes a bucket until `end` when operations of these lengths are always waiting, and whoever
-/// serves them sleeps until the bucket opens.
+/// Returns the operations that pass a bucket until `end` when operations of these lengths are
+/// always waiting, and whoever serves them sleeps until the bucket opens.
 fn passed(config: BucketConfig, lengths: &[u64], end: Duration) -> (u64, u64) {
     let start = Instant::now();
     let mut bucket = Bucket::new(config, start);

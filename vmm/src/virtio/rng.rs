@@ -64,7 +64,7 @@ impl Rng {
     /// Starts the device's thread, which calls `threads` first.
     ///
     /// # Errors
-    /// The host refuses the thread or an eventfd, or `threads` fails.
+    /// The host refuses the thread or an eventfd.
     pub fn new(threads: ThreadSetup) -> io::Result<Self> {
         let (mailbox, inbox) = mailbox()?;
         let work = move || work(&inbox);

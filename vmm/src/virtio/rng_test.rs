@@ -54,7 +54,7 @@ fn descriptor(address: u64, len: u32, flags: u16, next: u16) -> Descriptor {
 }
 
 fn no_setup() -> ThreadSetup {
-    Arc::new(|_| Ok(()))
+    ThreadSetup::new(|_| Ok(()))
 }
 
 impl Rig {
@@ -285,9 +285,10 @@ fn what_can_not_be_served() {
     ));
     rig.activate();
     rig.rng.reset();
-    let refused = Rng::new(Arc::new(|_| Err(io::ErrorKind::PermissionDenied.into())));
+    let refuse = ThreadSetup::new(|_| Err(io::ErrorKind::PermissionDenied.into()));
+    let _refused = Rng::new(refuse.clone()).unwrap();
     assert_eq!(
-        refused.err().map(|error| error.kind()),
+        refuse.finish().err().map(|error| error.kind()),
         Some(io::ErrorKind::PermissionDenied)
     );
 }

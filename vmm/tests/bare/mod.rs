@@ -2,11 +2,10 @@
 use std::{
     fs::File,
     io::{PipeReader, pipe},
-    sync::Arc,
 };
 
 use slipgate_vmm::{
-    Devices, MachineConfig, Origin, SerialIo,
+    Devices, MachineConfig, Origin, SerialIo, ThreadSetup,
     boot::{BootSource, Kernel},
 };
 
@@ -26,6 +25,7 @@ pub(crate) fn machine(
         .open("/dev/kvm")
         .unwrap();
     let config = MachineConfig {
+        huge_pages: false,
         cpus,
         memory_bytes: 16 << 20,
         origin: Origin::Boot(BootSource {
@@ -37,6 +37,7 @@ pub(crate) fn machine(
             net: None,
             disks: Vec::new(),
             vsock: None,
+            balloon: None,
             serial: SerialIo {
                 input: typed.map(Into::into),
                 limit_bytes: None,
@@ -44,7 +45,7 @@ pub(crate) fn machine(
             },
         },
         kvm: kvm.into(),
-        threads: Arc::new(|_| Ok(())),
+        threads: ThreadSetup::new(|_| Ok(())),
     };
     (config, printed)
 }

@@ -4,11 +4,11 @@ mod payloads;
 use std::{
     fs::File,
     io::{Read, Write},
-    sync::Arc,
 };
 
 use slipgate_testbed::skipped;
 use slipgate_vmm::{
+    ThreadSetup,
     boot::{BootSource, Kernel},
     machine::{Devices, Machine, MachineConfig, Origin, Outcome, SerialIo},
 };
@@ -27,6 +27,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
     kernel.write_all(image).unwrap();
     let (mut printed, output) = std::io::pipe().unwrap();
     let machine = Machine::new(MachineConfig {
+        huge_pages: false,
         cpus,
         memory_bytes,
         origin: Origin::Boot(BootSource {
@@ -38,6 +39,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
             net: None,
             disks: Vec::new(),
             vsock: None,
+            balloon: None,
             serial: SerialIo {
                 input: None,
                 limit_bytes: None,
@@ -45,7 +47,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
             },
         },
         kvm,
-        threads: Arc::new(|_| Ok(())),
+        threads: ThreadSetup::new(|_| Ok(())),
     })
     .unwrap();
     let stop = machine.stop_handle().unwrap();

@@ -4,9 +4,12 @@ use std::{
     sync::Arc,
 };
 
-use slipgate_vmm::virtio::{
-    ActivateError, Activation, VirtioDevice,
-    net::{IoMethod, Net, NetConfig, NetCounters, NetError},
+use slipgate_vmm::{
+    ThreadSetup,
+    virtio::{
+        ActivateError, Activation, VirtioDevice,
+        net::{IoMethod, Net, NetConfig, NetCounters, NetError},
+    },
 };
 
 use super::driver::{
@@ -367,13 +370,11 @@ fn a_card_that_can_not_be_is_refused() {
         make(MAC, 1500, vec![file], 1),
         Some(NetError::NotATap(_))
     ));
-    let refuse = Arc::new(|_| Err(std::io::ErrorKind::PermissionDenied.into()));
-    let refused = Net::new(
-        NetConfig::new(MAC, 1500, one()),
-        refuse,
-        NetCounters::new(1),
-    );
-    assert!(matches!(refused.err(), Some(NetError::Host { .. })));
+    let refuse = ThreadSetup::new(|_| Err(std::io::ErrorKind::PermissionDenied.into()));
+    let config = NetConfig::new(MAC, 1500, one());
+    let refused = Net::new(config, refuse.clone(), NetCounters::new(1)).unwrap();
+    refuse.finish().unwrap_err();
+    drop(refused);
 }
 
 #[test]

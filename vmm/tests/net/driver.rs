@@ -35,7 +35,7 @@ pub(crate) const MRG_RXBUF: u64 = 1 << 15;
 pub(crate) const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const MQ: u64 = 1 << 22;
 
-const MEMORY: usize = 192 << 20;
+pub(crate) const MEMORY: usize = 192 << 20;
 /// Length of each queue's buffer area, bytes.
 const BUFFER_AREA: u64 = 0x40_0000;
 const RINGS: u64 = 0x1_0000;
@@ -52,6 +52,16 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
+    /// Returns the interrupts of so many queues.
+    pub(crate) fn of(queues: usize) -> Interrupts {
+        let interrupt = |_| (AtomicU64::new(0), EventFd::new(EFD_NONBLOCK).unwrap());
+        Interrupts {
+            queues: (0..queues).map(interrupt).collect(),
+            config: AtomicU64::new(0),
+            needs_reset: AtomicBool::new(false),
+        }
+    }
+
     pub(crate) fn count(&self, queue: usize) -> u64 {
         self.queues[queue].0.load(Ordering::Acquire)
     }
@@ -88,7 +98,12 @@ pub(crate) struct Rig {
 }
 
 pub(crate) fn unconfined() -> ThreadSetup {
-    Arc::new(|_| Ok(()))
+    ThreadSetup::new(|_| Ok(()))
+}
+
+/// Returns the memory of a driver.
+pub(crate) fn memory() -> Arc<GuestMemory> {
+    Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap())
 }
 
 /// Returns a pair of connected sockets that preserve message boundaries.
@@ -116,16 +131,11 @@ impl Rig {
         config.io = io;
         config.rates = rates;
         let net = Net::new(config, unconfined(), Arc::clone(&counters)).expect("a card");
-        let interrupt = || (AtomicU64::new(0), EventFd::new(EFD_NONBLOCK).unwrap());
         Rig {
-            memory: Arc::new(GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap()),
+            memory: memory(),
             net,
             counters,
-            interrupts: Arc::new(Interrupts {
-                queues: (0..=2 * pairs).map(|_| interrupt()).collect(),
-                config: AtomicU64::new(0),
-                needs_reset: AtomicBool::new(false),
-            }),
+            interrupts: Arc::new(Interrupts::of(2 * pairs + 1)),
             queues: Vec::new(),
             features: 0,
         }

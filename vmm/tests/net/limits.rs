@@ -12,7 +12,7 @@ use super::driver::{HEADER, MAC, Rig, eventually, receive, sockets, transmit, wa
 const METHODS: [IoMethod; 2] = [IoMethod::Vectored, IoMethod::IoUring];
 const ALL: u64 = u64::MAX;
 const HOUR: Duration = Duration::from_secs(3600);
-/// VIRTIO_NET_HDR_GSO_TCPV4 and NEEDS_CSUM.
+/// Values of `virtio_net_hdr` for a TCP segment over IPv4: GSO type and flag.
 const TCPV4: u8 = 1;
 const NEEDS_CSUM: u8 = 1;
 

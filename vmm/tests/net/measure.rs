@@ -24,8 +24,8 @@ use super::{
 };
 
 const ALL: u64 = u64::MAX;
-const QUEUE: u16 = 1024;
-const RUN: Duration = Duration::from_millis(1_500);
+pub(super) const QUEUE: u16 = 1024;
+pub(super) const RUN: Duration = Duration::from_millis(1_500);
 /// Buffers in flight per pair: fewer than the TAP's queue holds, so that no frame is lost.
 const IN_FLIGHT: u32 = 768;
 
@@ -40,7 +40,7 @@ struct Row {
     lost: u64,
 }
 
-fn cpu(clock: libc::clockid_t) -> Duration {
+pub(super) fn cpu(clock: libc::clockid_t) -> Duration {
     // SAFETY: a timespec is plain data.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     // SAFETY: the time outlives the call.
@@ -48,22 +48,23 @@ fn cpu(clock: libc::clockid_t) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Keeps frames in flight until `stop` is set. Returns the CPU time used.
-fn drive(
-    rx: &mut DriverQueue,
-    tx: &mut DriverQueue,
-    frame_bytes: u32,
-    interrupts: &Interrupts,
-    stop: &AtomicBool,
-) -> Duration {
-    let begin = cpu(libc::CLOCK_THREAD_CPUTIME_ID);
-    let sleeper = Sleeper::new(&[
-        interrupts.descriptor(rx.index),
-        interrupts.descriptor(tx.index),
-    ])
-    .unwrap();
-    let buffer_bytes: u32 = if frame_bytes > 2_000 { 4_096 } else { 1_536 };
-    // Each descriptor keeps its buffer.
+/// What a driver did.
+pub(super) struct Driven {
+    /// CPU time of its thread.
+    pub(super) cpu: Duration,
+    /// Frames that came back.
+    pub(super) frames: u64,
+}
+
+/// Returns the length of the buffers for frames of this length.
+pub(super) fn buffer_bytes(frame_bytes: u32) -> u32 {
+    if frame_bytes > 2_000 { 4_096 } else { 1_536 }
+}
+
+/// Makes all receive buffers available, and all send descriptors of one frame. Each descriptor keeps
+/// its buffer.
+pub(super) fn prepare(rx: &mut DriverQueue, tx: &mut DriverQueue, frame_bytes: u32) {
+    let buffer_bytes = buffer_bytes(frame_bytes);
     for index in 0..QUEUE {
         let at = rx.next_buffer(buffer_bytes);
         rx.descriptor(rx.descriptors, index, (at, buffer_bytes, 2, 0));
@@ -76,6 +77,38 @@ fn drive(
         );
     }
     rx.kick();
+}
+
+/// Returns the frame that is sent, behind its header.
+pub(super) fn frame(frame_bytes: usize) -> Vec<u8> {
+    if frame_bytes > 2_000 {
+        [
+            &header(1, 1, [54, 1_448, 34, 16])[..],
+            &segment(frame_bytes),
+        ]
+        .concat()
+    } else {
+        [&header(0, 0, [0; 4])[..], &datagram(frame_bytes)].concat()
+    }
+}
+
+/// Keeps frames in flight until `stop` is set.
+pub(super) fn drive(
+    rx: &mut DriverQueue,
+    tx: &mut DriverQueue,
+    frame_bytes: u32,
+    interrupts: &Interrupts,
+    stop: &AtomicBool,
+) -> Driven {
+    let begin = cpu(libc::CLOCK_THREAD_CPUTIME_ID);
+    let sleeper = Sleeper::new(&[
+        interrupts.descriptor(rx.index),
+        interrupts.descriptor(tx.index),
+    ])
+    .unwrap();
+    prepare(rx, tx, frame_bytes);
+    // Buffers that the frame being received still has.
+    let (mut frames, mut merged) = (0, 0_u16);
     let (mut free, mut flying) = (u32::from(QUEUE), 0_u32);
     let mut head: u16 = 0;
     let mut touched = 0;
@@ -88,12 +121,17 @@ fn drive(
         while let Some((head, len)) = rx.take_used() {
             // Reads from the frame, as a driver would.
             touched += rx.get::<u16>(rx.buffer_of(head)) as u64 + u64::from(len);
+            if merged == 0 {
+                merged = rx.get::<u16>(rx.buffer_of(head) + 10);
+                frames += 1;
+            }
+            merged = merged.saturating_sub(1);
             flying = flying.saturating_sub(1);
             rx.offer(head);
             any = true;
         }
         any |= free != free_before || flying != flying_before;
-        let per_frame = (frame_bytes + HEADER as u32).div_ceil(buffer_bytes);
+        let per_frame = (frame_bytes + HEADER as u32).div_ceil(buffer_bytes(frame_bytes));
         while free > 0 && flying + per_frame <= IN_FLIGHT {
             tx.offer(head);
             head = (head + 1) % QUEUE;
@@ -118,7 +156,10 @@ fn drive(
         }
     }
     std::hint::black_box(touched);
-    cpu(libc::CLOCK_THREAD_CPUTIME_ID) - begin
+    Driven {
+        cpu: cpu(libc::CLOCK_THREAD_CPUTIME_ID) - begin,
+        frames,
+    }
 }
 
 fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
@@ -128,11 +169,7 @@ fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
     if pairs > 1 {
         assert_eq!(rig.command(4, 0, &(pairs as u16).to_le_bytes()), 0);
     }
-    let (head, mut frame) = if frame_bytes > 2_000 {
-        (header(1, 1, [54, 1_448, 34, 16]), segment(frame_bytes))
-    } else {
-        (header(0, 0, [0; 4]), datagram(frame_bytes))
-    };
+    let mut frame = frame(frame_bytes);
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
     let mut queues = std::mem::take(&mut rig.queues).into_iter();
@@ -141,9 +178,9 @@ fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
     for pair in 0..pairs {
         let (mut rx, mut tx) = (queues.next().unwrap(), queues.next().unwrap());
         // Each pair has a flow of its own.
-        frame[35] = pair as u8;
+        frame[HEADER + 35] = pair as u8;
         let at = tx.next_buffer(frame_bytes as u32 + 12);
-        rig.write(at, &[&head[..], &frame].concat());
+        rig.write(at, &frame);
         tx.buffers.insert(0, at);
         let (interrupts, stop) = (Arc::clone(&rig.interrupts), Arc::clone(&stop));
         threads.push(thread::spawn(move || {
@@ -154,7 +191,7 @@ fn run(io: IoMethod, frame_bytes: usize, pairs: usize) -> Row {
     stop.store(true, Ordering::Relaxed);
     let drivers: Duration = threads
         .into_iter()
-        .map(|thread| thread.join().unwrap())
+        .map(|thread| thread.join().unwrap().cpu)
         .sum();
     let elapsed = begin.elapsed();
     let all = cpu(libc::CLOCK_PROCESS_CPUTIME_ID) - process;

@@ -76,7 +76,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
     }
     if !wrong.is_empty() {
         bail!(
-            "documents name what is not there:\n  {}",
+            "documents name tests or files that do not exist:\n  {}",
             wrong.join("\n  ")
         );
     }

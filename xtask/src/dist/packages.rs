@@ -9,8 +9,8 @@ use crate::{
     workspace::{Workspace, capture, run},
 };
 
-/// What is in the binary: the folder of its manifest, and the name of its bill of materials. The BPF
-/// programs and the guest are built apart and embedded.
+/// Crates inside the binary: the folder of the manifest, and the name of the bill of materials. The
+/// BPF programs and the guest are built apart and embedded.
 const EMBEDDED: [(&str, &str); 3] = [
     ("cli", "slipgate"),
     ("ebpf/programs", "slipgate-programs"),

@@ -1,5 +1,5 @@
-//! What links programs for another machine: its standard library, from rustup, and Debian's cross
-//! compiler with its C library.
+//! Finds what links programs for another machine: its standard library, from rustup, and Debian's
+//! cross compiler with its C library.
 
 use std::{
     path::{Path, PathBuf},

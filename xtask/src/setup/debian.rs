@@ -13,7 +13,8 @@ use crate::{
 
 /// The release whose kernel the machine boots.
 const RELEASE: &str = "bookworm";
-/// What a Debian has besides the essential packages, a VMM, and what the test calls.
+/// Packages of the test's Debian besides the essential ones: a VMM, and the programs that the test
+/// calls.
 const PACKAGES: &str =
     "systemd-sysv,udev,dbus,iproute2,curl,socat,bpftool,rpm,qemu-system-x86,ipxe-qemu";
 /// Size of the disk, bytes; what is not used takes no space.

@@ -11,7 +11,7 @@ use crate::workspace::{Workspace, run, say};
 pub(crate) struct Packager {
     name: &'static str,
     version: &'static str,
-    /// What `cargo install` is told besides.
+    /// Features that are passed to `cargo install`.
     features: &'static [&'static str],
 }
 
@@ -22,7 +22,7 @@ pub(crate) const DEB: Packager = Packager {
     features: &["--no-default-features"],
 };
 
-/// Makes an `.rpm`.
+/// Builder of `.rpm` packages.
 pub(crate) const RPM: Packager = Packager {
     name: "cargo-generate-rpm",
     version: "0.21.1",

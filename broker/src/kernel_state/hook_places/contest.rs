@@ -15,12 +15,12 @@ const FIRST_WAIT: Duration = Duration::from_secs(15);
 /// Time as the first after which what was before is forgotten.
 const PEACE: Duration = Duration::from_secs(600);
 
-/// What is to be done about a place that is lost.
+/// Reaction to a lost place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// It is taken back now.
     Move,
-    /// Nothing now.
+    /// Do nothing for now.
     Wait,
     /// It is left to the other. This is the only time that it is said.
     GiveUp,

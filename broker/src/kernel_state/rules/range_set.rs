@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 /// Disjoint ranges, none of which touches another.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RangeSet {
-    /// Ends by starts.
+    /// End of each range, by its start.
     ranges: BTreeMap<u32, u32>,
     len: u32,
 }
@@ -24,13 +24,6 @@ impl RangeSet {
     /// Returns the ranges in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u32>> {
         self.ranges.iter().map(|(start, end)| *start..*end)
-    }
-
-    /// Whether all numbers of a range are in the set.
-    #[cfg(test)]
-    pub(crate) fn has_all(&self, range: &Range<u32>) -> bool {
-        let before = self.ranges.range(..=range.start).next_back();
-        range.is_empty() || before.is_some_and(|(_, end)| range.end <= *end)
     }
 
     /// Returns the start of the first range of so many numbers.

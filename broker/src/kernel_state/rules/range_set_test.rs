@@ -63,3 +63,11 @@ proptest! {
         }
     }
 }
+
+impl RangeSet {
+    /// Whether all numbers of a range are in the set.
+    pub(crate) fn has_all(&self, range: &Range<u32>) -> bool {
+        let before = self.ranges.range(..=range.start).next_back();
+        range.is_empty() || before.is_some_and(|(_, end)| range.end <= *end)
+    }
+}

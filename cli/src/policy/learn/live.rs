@@ -89,7 +89,7 @@ fn close(mut open: UnixStream, vm: &str) -> anyhow::Result<()> {
     open.set_read_timeout(Some(CLOSED_WITHIN))?;
     match open.read(&mut [0; 1]) {
         Err(e) if e.kind() == ErrorKind::WouldBlock => bail!(
-            "{vm} has not its own policy again within {} s: see what slipgate says",
+            "{vm} did not get its own policy back within {} s: see slipgate's messages",
             CLOSED_WITHIN.as_secs()
         ),
         _ => Ok(()),

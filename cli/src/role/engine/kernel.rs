@@ -2,22 +2,23 @@
 use std::{
     collections::{HashMap, HashSet},
     io,
+    net::IpAddr,
     ops::Range,
     rc::Rc,
     sync::atomic::Ordering::Acquire,
 };
 
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, Ip4, NameKey, NameValue, NextHopRef,
-    OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow,
-    rate::RateRef,
+    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey,
+    NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref, VmId,
+    VmRef, VmRow, first_packet::place, rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, Listing, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
 use slipgate_model::{FlowTuple, TupleKey};
 use slipgate_policy::Described;
 use userspace_nat::{
-    datapath::{FlowMap, ForwardMap, Hop, InsertError, NameMap, RememberedName, Tables},
+    datapath::{FlowMap, ForwardMap, Hop, InsertError, NameMap, PortKey, RememberedName, Tables},
     stats::VmStats,
 };
 
@@ -132,33 +133,32 @@ impl FlowMap for KernelDatapath {
 }
 
 impl ForwardMap for KernelDatapath {
-    fn open_port(&mut self, port: &ForwardKey, target: ForwardTarget) -> Result<(), InsertError> {
-        let forwards = &self.maps.forwards;
-        let inserted = forwards.insert(port, &target, Insert::New);
-        match insert_error(inserted) {
-            // A predecessor's, perhaps.
-            Err(InsertError::Exists) => match forwards.get(port) {
-                Ok(Some(there)) if there == target => Ok(()),
-                _ => Err(InsertError::Exists),
-            },
-            inserted => inserted,
-        }
+    fn open_port(&mut self, port: &PortKey, target: ForwardTarget) -> Result<(), InsertError> {
+        let maps = &self.maps;
+        insert_error(match port {
+            PortKey::V4(key) => maps.forwards.lead_to(key, target),
+            PortKey::V6(key) => maps.forwards6.lead_to(key, target),
+        })
     }
 
-    fn close_port(&mut self, port: &ForwardKey, vm: VmId) -> io::Result<()> {
-        let forwards = &self.maps.forwards;
-        let there = forwards.get(port).map_err(io::Error::other)?;
-        if there.is_some_and(|target| target.id() == vm) {
-            forwards.remove(port).map_err(io::Error::other)?;
-        }
-        Ok(())
+    fn close_port(&mut self, port: &PortKey, vm: VmId) -> io::Result<()> {
+        let maps = &self.maps;
+        let closed = match port {
+            PortKey::V4(key) => maps.forwards.lead_no_more(key, vm),
+            PortKey::V6(key) => maps.forwards6.lead_no_more(key, vm),
+        };
+        closed.map_err(io::Error::other)
     }
 
     fn close_ports(
         &mut self,
-        unwanted: &dyn Fn(&ForwardKey, &ForwardTarget) -> bool,
+        unwanted: &dyn Fn(&PortKey, &ForwardTarget) -> bool,
     ) -> io::Result<()> {
-        let closed = self.maps.forwards.remove_if(unwanted);
+        let four = |key: &ForwardKey, to: &ForwardTarget| unwanted(&PortKey::V4(*key), to);
+        let six = |key: &ForwardKey6, to: &ForwardTarget| unwanted(&PortKey::V6(*key), to);
+        let closed = self.maps.forwards.remove_if(four);
+        closed.map_err(io::Error::other)?;
+        let closed = self.maps.forwards6.remove_if(six);
         closed.map(drop).map_err(io::Error::other)
     }
 }
@@ -180,7 +180,7 @@ impl NameMap for KernelDatapath {
         value.is_some_and(|value| self.maps.names.insert(&key, &value, Insert::Any).is_ok())
     }
 
-    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
+    fn forget_name(&mut self, vm: VmId, addr: IpAddr, name: &[u8]) -> bool {
         let removed = self.maps.names.remove(&NameKey::new(vm, addr, name));
         removed.unwrap_or(false)
     }
@@ -267,6 +267,10 @@ impl Tables for KernelDatapath {
     fn own_row(&self) -> OwnerRef {
         let row = self.maps.owner_ref(self.owner_row);
         row.expect("a row below MAX_OWNERS")
+    }
+
+    fn first_packet(&self, number: u64) -> Option<FirstPacketRef> {
+        self.maps.first_packet(place(self.owner_row, number))
     }
 
     fn stats(&self, row: VmRow) -> VmStats {

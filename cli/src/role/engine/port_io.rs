@@ -2,9 +2,12 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    rc::Rc,
 };
 
+use nix::sys::epoll::{Epoll, EpollFlags};
 use userspace_nat::{
+    host_sockets::HostSockets,
     port::{Batch, FrameIo},
     userspace_port::UserspacePort,
 };
@@ -42,10 +45,52 @@ impl FrameIo for Port {
         }
     }
 
+    fn set(&self) -> Option<Rc<Epoll>> {
+        match self {
+            Self::Kernel(port) => port.set(),
+            Self::Userspace(port) => port.set(),
+        }
+    }
+
+    fn on_ready(&mut self, key: u32, flags: EpollFlags) {
+        match self {
+            Self::Kernel(port) => port.on_ready(key, flags),
+            Self::Userspace(port) => port.on_ready(key, flags),
+        }
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        match self {
+            Self::Kernel(port) => port.next_deadline_ns(),
+            Self::Userspace(port) => port.next_deadline_ns(),
+        }
+    }
+
+    fn rest(&mut self) -> bool {
+        match self {
+            Self::Kernel(port) => port.rest(),
+            Self::Userspace(port) => port.rest(),
+        }
+    }
+
+    fn room(&mut self) -> usize {
+        match self {
+            Self::Kernel(port) => port.room(),
+            Self::Userspace(port) => port.room(),
+        }
+    }
+
     fn has_more(&self) -> bool {
         match self {
             Self::Kernel(port) => port.has_more(),
             Self::Userspace(port) => port.has_more(),
+        }
+    }
+
+    fn host_sockets(&self) -> Option<Rc<HostSockets>> {
+        match self {
+            Self::Kernel(port) => port.host_sockets(),
+            Self::Userspace(port) => port.host_sockets(),
         }
     }
 
@@ -95,5 +140,24 @@ impl FrameIo for PortIo {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.tap.as_fd())
+    }
+
+    fn set(&self) -> Option<Rc<Epoll>> {
+        None
+    }
+
+    fn on_ready(&mut self, _: u32, _: EpollFlags) {}
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    fn rest(&mut self) -> bool {
+        false
+    }
+
+    fn room(&mut self) -> usize {
+        // The kernel takes each frame at once.
+        usize::MAX
     }
 }

@@ -30,12 +30,14 @@ impl MemoryTables for Tables {
     }
 }
 
-/// Opens the port of the one VM that such an engine serves.
+/// Opens the port of the one VM that such an engine serves. `most_files`: descriptors that the process
+/// may have.
 pub(super) fn port(
     maps: Rc<SharedMaps>,
     link: OwnedFd,
     start: UserspaceStart,
     vms: &[VmSpec],
+    most_files: u64,
 ) -> anyhow::Result<UserspacePort<Tables>> {
     let [vm] = vms else {
         anyhow::bail!("a user-mode engine serves one VM, not {}", vms.len());
@@ -68,6 +70,6 @@ pub(super) fn port(
         UserspaceStart::Rings => (GuestLink::Rings(Box::new(RingLink::of_own_vmm(link))), true),
         UserspaceStart::Packets => (GuestLink::Packets(Box::new(PacketLink::new(link))), true),
     };
-    UserspacePort::new(Tables(maps), link, takes_uso, vm.mtu)
+    UserspacePort::new(Tables(maps), link, takes_uso, vm.mtu, most_files)
         .context("waiting for the guest's link")
 }

@@ -25,7 +25,7 @@ use crate::show::{
 /// Largest number of rules with a label of their own.
 const MOST_RULES: usize = 64;
 
-/// What a page shows.
+/// Selection of the figures on a page.
 pub(in crate::role) struct Shown {
     /// Rows in `OWNERS` of the VMs.
     pub(in crate::role) owner_rows: Vec<u32>,
@@ -235,7 +235,7 @@ impl Collector for Page {
 }
 
 impl Page {
-    /// What there is and what there can be of VMs, rules and flows.
+    /// Writes use and capacity of VMs, rules and flows.
     fn room(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let Room { sizes, vms, rules } = self.room;
         let most = [
@@ -331,7 +331,7 @@ impl Page {
         self.per_vm(
             to,
             "refusals_answered",
-            "RST and ICMP errors sent for what was refused",
+            "RST and ICMP errors sent to the guest for refused packets",
             |vm| vm.refusals_answered,
         )?;
         let ports = self
@@ -458,7 +458,7 @@ impl Page {
         counters(
             to,
             "inspected_refused",
-            "Connections ended for what they said, since the engine began",
+            "Inspected connections that were refused, since the engine began",
             inspected.flatten(),
         )?;
         let open = self.vms.iter().filter_map(|vm| {

@@ -50,7 +50,7 @@ pub(super) struct Server {
     channel: Channel,
     listener: TcpListener,
     clients: VecDeque<Client>,
-    /// The last inventory.
+    /// Inventory that the engines gave last.
     known: Known,
     asking: Option<Asking>,
     page: Option<(Instant, Arc<str>)>,

@@ -7,7 +7,7 @@ use slipgate_abi::{Vm6, vm6::Vm6Flags};
 /// Prefix of a guest, and the addresses that it uses.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct GuestIpv6 {
-    /// The /64 of which the guest makes its addresses.
+    /// The /64 of which the guest makes its addresses, or its single address, a /128.
     pub(crate) prefix: String,
     /// Addresses that are bound to the guest, the link-local one first.
     pub(crate) addresses: Vec<Ipv6Addr>,
@@ -17,8 +17,12 @@ impl GuestIpv6 {
     /// Reads a row; `None` if the VM has no IPv6.
     pub(crate) fn of(row: &Vm6) -> Option<Self> {
         let bound = row.guests.into_iter().map(Ipv6Addr::from);
+        let len = match row.flags & Vm6Flags::SINGLE {
+            0 => 64,
+            _ => 128,
+        };
         (row.flags & Vm6Flags::ON != 0).then(|| Self {
-            prefix: format!("{}/64", Ipv6Addr::from(row.prefix)),
+            prefix: format!("{}/{len}", Ipv6Addr::from(row.prefix)),
             addresses: bound.filter(|address| !address.is_unspecified()).collect(),
         })
     }

@@ -20,4 +20,9 @@ fn a_row_says_prefix_and_addresses_while_ipv6_is_on() {
         shown.text(),
         "IPv6 fd00:1:2:3::/64: fe80::15, fd00:1:2:3::15"
     );
+    row.flags |= Vm6Flags::SINGLE;
+    row.prefix = address("2001:db8::15").into();
+    row.guests = Vm6::OFF.guests;
+    let shown = GuestIpv6::of(&row).unwrap();
+    assert_eq!(shown.text(), "IPv6 2001:db8::15/128: no address in use");
 }

@@ -15,10 +15,10 @@ pub(crate) struct ByteLimits {
     /// L3 bytes in all, or in a day.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) budget: Option<u64>,
-    /// What was used of them.
+    /// Used part of the budget.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) used: Option<u64>,
-    /// What is left of them.
+    /// Part of the budget that is left.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left: Option<u64>,
 }
@@ -26,9 +26,9 @@ pub(crate) struct ByteLimits {
 /// Limits of bytes of a VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct VmByteLimits {
-    /// From the guest.
+    /// Limits on bytes from the guest.
     pub(crate) tx: ByteLimits,
-    /// To the guest.
+    /// Limits on bytes to the guest.
     pub(crate) rx: ByteLimits,
     /// Whether budgets are a day's.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -1,4 +1,4 @@
-//! What differs between the two families of IP, so that the rest is one description.
+//! Differences between IPv4 and IPv6, so that the rest of the datapath is written once.
 //!
 //! A program processes packets of one family only. Those of IPv4 pass IPv6 packets on by a tail
 //! call ([`super::Program6`]): 512 bytes of stack do not hold both.
@@ -15,7 +15,7 @@ pub trait Family: Copy + Sized {
     type Address: Copy;
     /// Key in the table of flows.
     type Tuple: Copy;
-    /// What is known of a flow beside its slot.
+    /// State of a flow that its slot has no room for: of IPv6, the addresses.
     type Beside: Copy;
 
     /// EtherType of the packets.
@@ -83,7 +83,7 @@ pub trait Family: Copy + Sized {
     /// guest's routed prefix.
     fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool;
 
-    /// What is beside a slot; `None` if its flow is of the other family.
+    /// Returns the flow's state outside its slot; `None` if the flow is of the other family.
     fn beside<M: Maps>(maps: M, slot: SlotRef, index: u32) -> Option<Self::Beside>;
 
     /// Tuple of a flow on the guest's link.

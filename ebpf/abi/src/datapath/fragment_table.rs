@@ -39,7 +39,7 @@ pub struct Datagram {
 pub struct Datagram6 {
     pub(super) source: Ip6,
     pub(super) destination: Ip6,
-    /// In network order.
+    /// Identification, in network order.
     pub(super) id: u32,
 }
 

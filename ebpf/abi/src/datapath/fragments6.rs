@@ -30,7 +30,7 @@ pub(super) fn from_guest<K: Kernel>(
     group: bool,
 ) -> K::End {
     let to = packet.destination;
-    let is_on_link = to.same_prefix(vm6.prefix()) || to.is_link_local();
+    let is_on_link = to.same_prefix(vm6.gateway()) || to.is_link_local();
     let reason = if !is_guests(vm6, packet.source)
         || packet.source.is_link_local() && !is_on_link && !to.is_multicast()
     {

@@ -38,7 +38,7 @@ pub(super) struct Arrival {
     /// Row of the VM.
     pub(super) row: u32,
     pub(super) vm: VmRef,
-    /// The VM's flags.
+    /// Flags of the VM's row, [`crate::VmFlags`].
     pub(super) flags: u32,
     pub(super) macs: Macs,
 }

@@ -85,7 +85,7 @@ pub(super) fn run<K: Kernel>(kernel: K) -> K::End {
         return drop_packet(kernel, row, reason, packet.segments());
     }
     let to = packet.destination;
-    let is_local = to.same_prefix(vm6.prefix()) || to.is_link_local();
+    let is_local = to.same_prefix(vm6.gateway()) || to.is_link_local();
     if (is_local || to.is_multicast()) && is_dhcp(&packet) {
         return hand_over::<V6, K, ETHERNET_LEN>(kernel, row, Handover::Dhcp, port_flags);
     }
@@ -134,10 +134,11 @@ fn decide<K: Kernel>(
     hand_over::<V6, K, ETHERNET_LEN>(kernel, row, why, 0)
 }
 
-/// Whether a guest may use an address: it is of the VM's /64 or link-local, and not the gateway's.
+/// Whether a guest may use an address: it is of the VM's /64, its single address or link-local, and not
+/// the gateway's.
 #[inline(always)]
-pub(super) fn is_guests(vm6: Vm6Ref, address: Ip6) -> bool {
-    (address.same_prefix(vm6.prefix()) || address.is_link_local())
+pub fn is_guests(vm6: Vm6Ref, address: Ip6) -> bool {
+    (vm6.has_in_prefix(address) || address.is_link_local())
         && !address.is(vm6.gateway())
         && !address.is(vm6.gateway_local())
 }

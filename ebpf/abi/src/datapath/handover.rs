@@ -7,11 +7,15 @@
 //! the others leave ([`crate::maps::Owner`]). Frames from the world have credits of their own, so
 //! that a flood of a VM takes none from the guest. First packets to forwards, which any host may
 //! send, may use half of those, so that they leave the rest to the VM's peers.
+//!
+//! A guest's short first packets take the ring of first packets where they can
+//! ([`crate::first_packet`]). They need the same credits.
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
     Kernel, Maps as _, drops,
     family::Family,
+    first_packets::{self, Queued},
     identity,
     packet::{ETHERNET_LEN, Ethernet, Macs},
 };
@@ -77,7 +81,7 @@ fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::En
     };
     let from_world = flags & PortFlags::FROM_UPLINK != 0;
     // SAFETY: these fields change only while the row has no TAP; a u32 does not tear.
-    let (mut credits, port, owner) = unsafe {
+    let (mut credits, port, owner_row) = unsafe {
         let vm = vm.as_ptr();
         let credits = if from_world {
             &raw const (*vm).world_credits
@@ -90,7 +94,7 @@ fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::En
             (&raw const (*vm).owner).read_volatile(),
         )
     };
-    let Some(owner) = kernel.maps().owner(owner) else {
+    let Some(owner) = kernel.maps().owner(owner_row) else {
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::StaleVm);
     };
     let mut share = load32(owner.share());
@@ -116,7 +120,7 @@ fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::En
     }
     handed_over.fetch_add(cost, Relaxed);
     all_handed_over.fetch_add(cost, Relaxed);
-    let header = PortHeader {
+    let mut header = PortHeader {
         code,
         flags,
         vm_row: row as u16,
@@ -126,6 +130,15 @@ fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::En
     let ethernet = unsafe { &mut *ethernet };
     if !from_world {
         identity::learn(vm, ethernet.macs);
+    }
+    if code == Handover::Miss as u8 && !from_world {
+        match first_packets::queue::<F, K>(kernel, owner, owner_row, header) {
+            Queued::Yes => return kernel.copied(),
+            Queued::Asleep => header.flags |= PortFlags::WAKE,
+            Queued::No => {
+                owner.port_handed().fetch_add(1, Relaxed);
+            }
+        }
     }
     // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
     ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };

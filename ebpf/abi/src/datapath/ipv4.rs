@@ -1,4 +1,4 @@
-//! IPv4 (RFC 791).
+//! IPv4 (RFC 791): the half of the datapath that is IPv4's alone.
 use super::{
     Kernel, Maps,
     family::{Family, quote_offset},

@@ -12,7 +12,7 @@ pub(super) struct Flow<F: Family> {
     pub(super) slot: SlotRef,
     /// Index of the slot in `SLOTS`.
     pub(super) index: u32,
-    /// What is known of it beside the slot.
+    /// The flow's state outside its slot.
     pub(super) beside: F::Beside,
 }
 

@@ -6,7 +6,7 @@ use super::Kernel;
 /// Where a paced frame goes on to. It travels in the frame's mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Onward {
-    /// The uplink.
+    /// Interface index of the uplink.
     pub ifindex: u32,
     /// Whether the frame has no L2 header of the uplink yet, and the kernel has to make one.
     pub by_neighbour: bool,

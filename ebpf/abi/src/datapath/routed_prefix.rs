@@ -1,5 +1,5 @@
-//! Packets of the world to prefixes that the network routes to this host, and whose addresses are
-//! guests'.
+//! Packets of the world to prefixes and single addresses that the network routes to this host, and whose
+//! addresses are guests'.
 //!
 //! A flow of such a guest has its guest's address on both links, so its packets are found and sent on
 //! as any other flow's. What belongs to no flow and opens none is dropped here: the host's stack would
@@ -79,10 +79,15 @@ fn target_of<K: Kernel>(kernel: K) -> Option<Ip6> {
     Some(unsafe { (*frame).target() })
 }
 
-/// Row of the VM to which a prefix with this address is routed; `NOBODY` if there is none.
+/// Row of the VM to which this address or its /64 is routed; `NOBODY` if there is none.
 #[inline(never)]
 fn row_of<K: Kernel>(kernel: K, address: &Ip6) -> u32 {
-    let Some(target) = kernel.maps().forward6(&ForwardKey6::of_routed(*address)) else {
+    let maps = kernel.maps();
+    let target = match maps.forward6(&ForwardKey6::of_routed_address(*address)) {
+        None => maps.forward6(&ForwardKey6::of_routed(*address)),
+        of_one => of_one,
+    };
+    let Some(target) = target else {
         return NOBODY;
     };
     match kernel.maps().vm(target.vm_row, target.vm) {

@@ -41,7 +41,7 @@ pub mod checksum_flags {
 pub struct Rewrite<F: Family> {
     /// [`Direction::Tx`] replaces the source, [`Direction::Rx`] the destination.
     pub(super) direction: Direction,
-    /// New address.
+    /// New address, in network order.
     pub(super) address: F::Address,
     /// New port or ICMP query id, host order.
     pub(super) port: u16,

@@ -1,5 +1,5 @@
-//! What fragments from the world have in common in both families: how the flow of a first one is
-//! found, and what becomes of one whose datagram has a flow.
+//! Fragments from the world, for both families: how the flow of a first one is found, and what
+//! becomes of one whose datagram has a flow.
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_packet},

@@ -14,17 +14,17 @@ use crate::{
     cell::{load32, load64, store32, store64},
 };
 
-/// What a VM's budgets of bytes are for, and what happens when one is spent.
+/// Terms of a VM's budgets of bytes: their period, and the consequence when one is spent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Budget {
     /// Whether it is a day's (UTC), and not for as long as slipgate knows the VM.
     pub per_day: bool,
-    /// What happens when it is spent.
+    /// Consequence when it is spent.
     pub at_end: AtEnd,
 }
 
-/// What happens when a budget is spent, besides that new flows are refused.
+/// Consequence of a spent budget, besides that new flows are refused.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -43,7 +43,7 @@ impl AtEnd {
     pub const ALL: [Self; 3] = [Self::Cut, Self::Refuse, Self::Freeze];
 }
 
-/// Bits of [`budget_bits`](super::DirectionLimits::budget_bits).
+/// Names of the bits in [`budget_bits`](super::DirectionLimits::budget_bits).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BudgetBits;
 
@@ -133,7 +133,7 @@ impl RateRef {
         unsafe { AtomicU32::from_ptr(&raw mut (*self.of(direction)).budget_bits) }
     }
 
-    /// What was used of a direction's budget, L3 bytes.
+    /// Returns the counter of a direction's used budget, L3 bytes.
     #[inline(always)]
     pub fn used<'a>(self, direction: Direction) -> &'a AtomicU64 {
         // SAFETY: as above.

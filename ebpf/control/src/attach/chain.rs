@@ -1,5 +1,5 @@
-//! What runs before slipgate's program at an interface's TC ingress, and how slipgate's becomes the
-//! first again.
+//! Finds the programs that run before slipgate's at an interface's TC ingress, and makes slipgate's
+//! the first again.
 //!
 //! # Theory of operation
 //!
@@ -8,9 +8,10 @@
 //! change them, or take them for itself. Who attaches later may ask for a place before it.
 //!
 //! The kernel does not move a link, and does not attach one program twice to a chain. So each
-//! program that may have to move is loaded twice: the *twin* is attached in front, and then the old
-//! link detached. In between both run; what the first lets pass, the second lets pass too. A filter
-//! becomes a tcx link, which runs before all filters.
+//! program that may have to move has a *twin*, a tail call of it ([`crate::load`]). The twin is attached
+//! in front, then the old link is detached, and then the program put in the twin's place. In between
+//! both run; what the first lets pass, the second lets pass too. A filter becomes a tcx link, which runs
+//! before all filters.
 
 use std::{
     fmt, fs,
@@ -26,7 +27,7 @@ use crate::{Error, Paths, Result, bpf, device::Device, netlink::Requests};
 /// The place of slipgate's program at an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// It runs first.
+    /// It runs before all others.
     First,
     /// These run before it, in this order.
     Behind(Vec<Foreign>),
@@ -37,7 +38,7 @@ pub enum Standing {
 /// A program of somebody else's at an interface.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Foreign {
-    /// A tcx program.
+    /// A program attached by tcx.
     Tcx {
         /// The kernel's id of the program.
         id: u32,
@@ -48,7 +49,7 @@ pub enum Foreign {
     Filter {
         /// Its kind, as `tc filter show` prints it.
         kind: String,
-        /// Its priority.
+        /// Priority of the filter; a lower number runs earlier.
         priority: u16,
     },
 }
@@ -120,8 +121,9 @@ pub(crate) fn standing(
     })
 }
 
-/// Puts a new link in the place of the pinned one, with the program of the two that the pinned one
-/// does not have. The caller holds the lock.
+/// Puts a new link in the place of the pinned one, which need not have the program: it may be another
+/// build's, or a twin, where a process died while it moved the program. If this fails at the old link,
+/// that stays as it is. The caller holds the lock.
 pub(crate) fn move_to_front(
     pin: &Path,
     [program, twin]: [BorrowedFd<'_>; 2],
@@ -129,13 +131,14 @@ pub(crate) fn move_to_front(
 ) -> Result<()> {
     let old =
         bpf::obj_get(pin).map_err(Error::os(format!("open the pinned link {}", pin.display())))?;
-    let next = match link::has_program(old.as_fd(), pin, program)? {
+    let by_twin = link::has_program(old.as_fd(), pin, program)?;
+    let next = match by_twin {
         true => twin,
         false => program,
     };
     let new_pin = link::successor_pin(pin);
     link::remove(&new_pin)?;
-    let new = bpf::link_create_tcx(next, ifindex, bpf::Place::First)
+    let new = bpf::link_create_tcx(next, ifindex, bpf::ChainPosition::First)
         .map_err(Error::os("make a link in front"))?;
     // At every moment one of the two is pinned as the interface's.
     bpf::obj_pin(new.as_fd(), &new_pin)
@@ -145,7 +148,12 @@ pub(crate) fn move_to_front(
         new_pin.display(),
         pin.display()
     )))?;
-    bpf::link_detach(old.as_fd()).map_err(Error::os("detach the link behind"))
+    bpf::link_detach(old.as_fd()).map_err(Error::os("detach the link behind"))?;
+    match by_twin {
+        true => bpf::link_update(new.as_fd(), program)
+            .map_err(Error::os("put the program in its twin's place")),
+        false => Ok(()),
+    }
 }
 
 /// Looks at every pinned attachment whose place matters, as a process that serves nothing. Returns

@@ -9,7 +9,7 @@ const UPLINK: Program = Program::UplinkIngress;
 /// Attaches a program of somebody else's in front. It stays there until the link is dropped.
 fn come_in_front(ifindex: IfIndex) -> OwnedFd {
     let other = probe::pass_program().unwrap();
-    bpf::link_create_tcx(other.as_fd(), ifindex, bpf::Place::First).unwrap()
+    bpf::link_create_tcx(other.as_fd(), ifindex, bpf::ChainPosition::First).unwrap()
 }
 
 fn id_of(link: &OwnedFd) -> u32 {
@@ -43,6 +43,10 @@ fn a_link_moves_in_front_of_others_as_often_as_they_come() {
             assert_eq!(attached_at("up0", UPLINK), 1);
             assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), turn + 1);
             assert_eq!(datapath.attached().unwrap().len(), 1);
+            // The twin was there meanwhile only.
+            let pin = datapath.paths().pin(&format!("uplink_ingress-{uplink}"));
+            let program = program_id(datapath.program(UPLINK).unwrap()).unwrap();
+            assert_eq!(link::program_at(&pin, uplink), Some(program));
         }
         // A process died before its new link had the pin's place: the next move goes on from there.
         let pins = datapath.paths().pin_dir.clone();
@@ -56,7 +60,7 @@ fn a_link_moves_in_front_of_others_as_often_as_they_come() {
             true => datapath.twin(UPLINK).unwrap(),
             false => datapath.program(UPLINK).unwrap(),
         };
-        let left = bpf::link_create_tcx(spare, uplink, bpf::Place::First).unwrap();
+        let left = bpf::link_create_tcx(spare, uplink, bpf::ChainPosition::First).unwrap();
         bpf::obj_pin(left.as_fd(), &link::successor_pin(&pin)).unwrap();
         drop(left);
         assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), theirs.len() + 2);
@@ -72,6 +76,32 @@ fn a_link_moves_in_front_of_others_as_often_as_they_come() {
         assert!(datapath.detach(UPLINK, uplink).unwrap());
         assert_eq!(attached_at("up0", UPLINK), 0);
         assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), theirs.len());
+    });
+}
+
+#[test]
+fn a_move_that_the_kernel_refuses_leaves_the_program_where_it_is() {
+    in_netns("a_move_that_the_kernel_refuses", || {
+        // As many as Linux lets be attached at a place.
+        const MOST: usize = 63;
+        let (datapath, uplink) = (datapath(), make_tap("up0"));
+        datapath.attach(UPLINK, uplink, Hook::Tcx).unwrap();
+        let mut theirs: Vec<_> = (1..MOST).map(|_| come_in_front(uplink)).collect();
+        let before = bpf::tcx_programs(uplink).unwrap();
+        assert_eq!(before.len(), MOST);
+        let refused = datapath.move_to_front(UPLINK, uplink).unwrap_err();
+        let text = refused.to_string();
+        assert!(
+            text.contains("attach uplink_ingress to up0: make a link in front"),
+            "{text}"
+        );
+        assert_eq!(bpf::tcx_programs(uplink).unwrap(), before);
+        assert_eq!(behind(&datapath, UPLINK, uplink).len(), MOST - 1);
+        // Once there is room, the next try moves it.
+        bpf::link_detach(theirs.pop().unwrap().as_fd()).unwrap();
+        datapath.move_to_front(UPLINK, uplink).unwrap();
+        assert!(datapath.standing(UPLINK, uplink).unwrap().is_first());
+        assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), MOST - 1);
     });
 }
 
@@ -152,7 +182,7 @@ fn a_process_that_serves_nothing_sees_the_places_and_names() {
         serve::serve_tap(&datapath, tap, Hook::Clsact).unwrap();
         let paths = datapath.paths().clone();
         let fd = datapath.program(Program::EnginePort).unwrap();
-        let _theirs = bpf::link_create_tcx(fd, uplink, bpf::Place::First).unwrap();
+        let _theirs = bpf::link_create_tcx(fd, uplink, bpf::ChainPosition::First).unwrap();
         let found = examine(&paths).unwrap();
         let [(first, _, of_tap), (second, _, of_uplink)] = &found[..] else {
             panic!("{found:?}");

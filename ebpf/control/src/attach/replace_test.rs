@@ -13,8 +13,9 @@ use std::io;
 
 use super::*;
 use crate::{
-    Datapath, probe,
-    testing::{datapath, in_netns, run},
+    Datapath, Owner, ReadOnlyMaps, probe,
+    testing::{datapath, in_netns, run, vm_spec},
+    vm,
 };
 
 const PORT: u16 = 7_777;
@@ -154,11 +155,64 @@ fn no_frame_meets_no_program_while_it_moves_to_the_front() {
                     if let Some(theirs) = theirs.take() {
                         bpf::link_detach(theirs.as_fd()).unwrap();
                     }
-                    let first = bpf::Place::First;
+                    let first = bpf::ChainPosition::First;
                     theirs = Some(bpf::link_create_tcx(other.as_fd(), tap, first).unwrap());
                 }
                 _ => datapath.move_to_front(Program::GuestEgress, tap).unwrap(),
             });
+        },
+    );
+}
+
+/// A process dies while a twin is in its program's place: no process has the array open then, by which
+/// the twin calls the program.
+#[test]
+fn a_twin_does_its_programs_work_when_no_process_is_left() {
+    in_netns(
+        "a_twin_does_its_programs_work_when_no_process_is_left",
+        || {
+            const EGRESS: Program = Program::GuestEgress;
+            let first = datapath();
+            let mut tap = open_tap("g0");
+            run("ip link set g0 up");
+            let device = crate::NetworkWatch::open().unwrap();
+            let device = device.network().link_by_name("g0").unwrap().clone();
+            let paths = first.paths().clone();
+            let owner = Owner::take(first.maps(), &paths, &[]).unwrap();
+            let spec = vm::VmSpec {
+                tap_ifindex: Some(device.ifindex),
+                ..vm_spec("a")
+            };
+            let row = vm::open(first.maps(), &owner, &spec).unwrap().row;
+            let by_twin = bpf::link_create_tcx(
+                first.twin(EGRESS).unwrap(),
+                device.ifindex,
+                bpf::ChainPosition::First,
+            )
+            .unwrap();
+            let attached = Attached {
+                program: EGRESS,
+                ifindex: device.ifindex,
+                by: AttachedBy::Link,
+            };
+            let pin = paths.pin(&attached.pin_name());
+            bpf::obj_pin(by_twin.as_fd(), &pin).unwrap();
+            let twin = program_id(first.twin(EGRESS).unwrap()).unwrap();
+            drop((first, by_twin, owner));
+
+            let maps = ReadOnlyMaps::open_pinned(&paths.pin_dir).unwrap();
+            let mut send_and_check = |sent: u64| {
+                // Its source address is not the VM's.
+                tap.write_all(&frame(device.mac.unwrap())).unwrap();
+                let drops = maps.drops(row).unwrap();
+                assert_eq!(drops.spoofed.packets, sent, "{drops:?}");
+            };
+            assert_eq!(link::program_at(&pin, device.ifindex), Some(twin));
+            send_and_check(1);
+            let second = datapath();
+            let program = program_id(second.program(EGRESS).unwrap()).unwrap();
+            assert_eq!(link::program_at(&pin, device.ifindex), Some(program));
+            send_and_check(2);
         },
     );
 }

@@ -14,7 +14,7 @@ const PREFIX_LEN: u32 = 64;
 /// Metric of a route that is given none (`IP6_RT_PRIO_USER`, <linux/ipv6_route.h>).
 const METRIC: u32 = 1_024;
 
-/// `struct in6_rtmsg`, <linux/ipv6_route.h>.
+/// `struct in6_rtmsg` of <linux/ipv6_route.h>.
 #[repr(C)]
 struct Route {
     destination: libc::in6_addr,
@@ -34,7 +34,7 @@ struct Route {
 pub struct NamespaceIpv6 {
     /// Address of the TAP, of a /64.
     pub guest: Ipv6Addr,
-    /// The router.
+    /// Address of the router, slipgate's.
     pub gateway: Ipv6Addr,
 }
 

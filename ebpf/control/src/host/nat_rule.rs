@@ -1,5 +1,5 @@
-//! What a rule of nftables makes of the source of packets: by which device, to which address and
-//! ports (`<linux/netfilter/nf_tables.h>`).
+//! Reads from a rule of nftables how it translates the source of packets: by which device, to which
+//! address and ports (`<linux/netfilter/nf_tables.h>`).
 //!
 //! The expressions of a rule run in order over registers. An address or port range is loaded into
 //! registers by `immediate`, and then named by `masq` or `nat`. What comes from elsewhere (a map, a
@@ -19,7 +19,7 @@ use crate::netlink::raw;
 pub(super) struct Translation {
     /// Device by which the packets leave; `None`: any, as far as is known.
     pub(super) device: Option<Device>,
-    /// The new addresses.
+    /// Addresses that replace the source.
     pub(super) addresses: Addresses,
     /// The new ports; `None`: any that is free.
     pub(super) ports: Option<RangeInclusive<u16>>,
@@ -30,7 +30,7 @@ pub(super) struct Translation {
 pub enum Addresses {
     /// That of the device by which they leave: masquerading.
     OfDevice,
-    /// One of these.
+    /// One address of this range.
     Among(RangeInclusive<IpAddr>),
     /// Those of a map, or reckoned from the packet's own (`NETMAP`): any.
     #[default]
@@ -46,7 +46,7 @@ impl Addresses {
 /// Name of a device in a rule.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Device {
-    /// This device.
+    /// The device with exactly this name.
     Named(String),
     /// All whose names begin so.
     Prefix(String),

@@ -28,13 +28,13 @@ pub struct SourceNat {
     pub sees: [bool; 2],
     /// Device by which the packets leave; `None`: any, as far as is known.
     pub device: Option<Device>,
-    /// The new addresses.
+    /// Addresses that replace the source.
     pub addresses: Addresses,
     /// The new ports; `None`: any that is free.
     pub ports: Option<RangeInclusive<u16>>,
 }
 
-/// What guests' flows have at an uplink.
+/// Source addresses and ports of guests' flows at an uplink.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GuestsTuples {
     /// Name of the uplink.
@@ -43,7 +43,7 @@ pub struct GuestsTuples {
     pub address: Option<Ipv4Addr>,
     /// The address that masquerading gives packets there; `None`: unknown.
     pub masquerade: Option<Ipv4Addr>,
-    /// Their ports.
+    /// Range of their translated ports.
     pub ports: RangeInclusive<u16>,
     /// The IPv6 addresses of the uplink, which flows of IPv6 have; `None`: no guest has IPv6.
     pub addresses6: Option<Vec<Ipv6Addr>>,

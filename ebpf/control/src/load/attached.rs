@@ -38,8 +38,8 @@ impl Datapath {
         match hook {
             Hook::Tcx => link::attach(&pin, fd, ifindex, || {
                 let place = match program {
-                    Program::GuestShut => bpf::Place::Last,
-                    _ => bpf::Place::First,
+                    Program::GuestShut => bpf::ChainPosition::Last,
+                    _ => bpf::ChainPosition::First,
                 };
                 bpf::link_create_tcx(fd, ifindex, place)
             }),
@@ -127,8 +127,6 @@ impl Datapath {
     /// # Errors
     /// The lock is not obtained, or the kernel or the driver refuses the attachment.
     pub fn attach_guard(&self, ifindex: IfIndex, mode: XdpMode) -> Result<()> {
-        const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-        const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
         let attached = Attached {
             program: Program::Guard,
             ifindex,
@@ -142,8 +140,8 @@ impl Datapath {
         }
         let _lock = self.lock()?;
         let flags = match mode {
-            XdpMode::Native => XDP_FLAGS_DRV_MODE,
-            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
+            XdpMode::Native => bpf::XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => bpf::XDP_FLAGS_SKB_MODE,
         };
         link::attach(&pin, fd, ifindex, || {
             bpf::link_create_xdp(fd, ifindex, flags)
@@ -345,7 +343,11 @@ impl Datapath {
             let fd = self.program(attached.program)?;
             let pin = self.paths.pin(&attached.pin_name());
             match attached.by {
-                AttachedBy::Link => link::replace(&pin, fd, attached.ifindex)?,
+                AttachedBy::Link => {
+                    // A process that died while it moved the program may have left a twin in front.
+                    link::remove(&link::successor_pin(&pin))?;
+                    link::replace(&pin, fd, attached.ifindex)?;
+                }
                 AttachedBy::Clsact if clsact::is_noted(&pin, fd)? => {}
                 AttachedBy::Clsact if Device::with_index(attached.ifindex).is_err() => {}
                 AttachedBy::Clsact => {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use super::Loaded;
+use super::{Loaded, twins::Twins};
 use crate::{Error, Paths, Result, attach::Program, bpf, fingerprint::fingerprint, object, paths};
 
 /// Returns the path of the file that records the build of the pinned programs, if all are of one.
@@ -16,12 +16,11 @@ fn this_build() -> Result<String> {
 
 /// Whether all programs are pinned and of this build.
 pub(super) fn is_this_build(paths: &Paths) -> bool {
-    let is_there = |name: &str| paths.pin(name).exists();
-    let pinned =
-        |program: Program| is_there(program.name()) && program.twin_name().is_none_or(is_there);
+    let pinned = |program: Program| paths.pin(program.name()).exists();
     let kept = fs::read_to_string(build_path(paths)).ok();
     kept.is_some_and(|kept| this_build().is_ok_and(|this| kept == this))
         && Program::ALL.into_iter().all(pinned)
+        && Twins::are_pinned(paths)
 }
 
 /// Records that the pinned programs are of this build.
@@ -35,21 +34,13 @@ pub(super) fn clear_build(paths: &Paths) -> Result<()> {
     paths::remove_if_there(&build_path(paths), |path| fs::remove_file(path)).map(drop)
 }
 
-/// Opens the pinned programs and their twins.
-pub(super) fn open_programs(paths: &Paths) -> Result<(Loaded, Loaded)> {
-    let open = |name: &str| {
-        let pin = paths.pin(name);
-        bpf::obj_get(&pin).map_err(Error::os(format!(
-            "open the pinned program {}",
-            pin.display()
-        )))
+/// Opens the pinned programs.
+pub(super) fn open_programs(paths: &Paths) -> Result<Loaded> {
+    let open = |program: Program| {
+        let pin = paths.pin(program.name());
+        let what = format!("open the pinned program {}", pin.display());
+        let fd = bpf::obj_get(&pin).map_err(Error::os(what))?;
+        Ok((program, fd))
     };
-    let (mut programs, mut twins) = (Vec::new(), Vec::new());
-    for program in Program::ALL {
-        programs.push((program, open(program.name())?));
-        if let Some(twin) = program.twin_name() {
-            twins.push((program, open(twin)?));
-        }
-    }
-    Ok((programs, twins))
+    Program::ALL.into_iter().map(open).collect()
 }

@@ -16,7 +16,7 @@ use std::{
     path::PathBuf,
 };
 
-use slipgate_abi::{ABI_VERSION, RefusalCounters, VmCounters};
+use slipgate_abi::{ABI_VERSION, NameKey, RefusalCounters, VmCounters};
 
 use crate::{
     Error, Paths, Result,
@@ -46,21 +46,26 @@ pub(super) const FORMER: Option<Former> = Some(Former {
 
 /// Version 6 added IPv6: maps of its own, which version 5 does not have, counters behind those that
 /// were there, and fields in place of padding. It also added budgets of bytes, by the last drop
-/// reason, and the last two reasons to refuse a flow, which other counters follow.
-fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
+/// reason, and the last three reasons to refuse a flow, which other counters follow; rings of first
+/// packets, whose words are behind an owner's; and to the key of a name an IPv6 address, at its end.
+fn of_version_5(map: MapName, (mut key, mut value): Element) -> Option<Element> {
     if map == MapName::Counters && value.len() >= ADDED_REFUSAL {
         let zeros = [0; ADDED_REFUSALS * size_of::<u64>()];
         value.splice(ADDED_REFUSAL..ADDED_REFUSAL, zeros);
     }
-    if matches!(map, MapName::Drops | MapName::Counters) {
+    if matches!(map, MapName::Drops | MapName::Counters | MapName::Owners) {
         // The size of an element depends on no number of elements.
         value.resize(map.shape(Sizes::of_slots(0)).value as usize, 0);
+    }
+    if map == MapName::Names {
+        key.resize(size_of::<NameKey>(), 0);
     }
     Some((key, value))
 }
 
-/// Number of reasons to refuse a flow that version 5 does not have: a spent budget, and no address.
-const ADDED_REFUSALS: usize = 2;
+/// Number of reasons to refuse a flow that version 5 does not have: a spent budget, no address, and no
+/// socket.
+const ADDED_REFUSALS: usize = 3;
 /// Offset of the first of their counters, bytes.
 const ADDED_REFUSAL: usize = offset_of!(VmCounters, refused) + size_of::<RefusalCounters>()
     - ADDED_REFUSALS * size_of::<u64>();

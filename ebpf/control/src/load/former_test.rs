@@ -1,6 +1,12 @@
-use std::{fs, os::fd::AsFd as _, path::Path, sync::atomic::Ordering::Acquire};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr},
+    os::fd::AsFd as _,
+    path::Path,
+    sync::atomic::Ordering::Acquire,
+};
 
-use slipgate_abi::{SlotIndex, Verdict};
+use slipgate_abi::{NameValue, SlotIndex, Verdict};
 
 use super::*;
 use crate::{
@@ -8,6 +14,9 @@ use crate::{
     maps::open_pins,
     testing::{in_netns, options},
 };
+
+/// Address that a name opened in the former version's fixture.
+const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 20));
 
 fn bytes_of(hex: &str) -> Vec<u8> {
     let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
@@ -88,7 +97,11 @@ fn live_flows_of_the_former_version_are_taken_over() {
                 assert_eq!(flow.map(|flow| flow.slot), Some(index), "{tuple:?}");
             }
         }
-        assert_eq!(maps.names.entries().unwrap().len(), 1);
+        let names = maps.names.entries().unwrap();
+        let of_name = |(key, name): &(NameKey, NameValue)| {
+            (key.address(), *key) == (SERVER, NameKey::new(key.id(), SERVER, name.name()))
+        };
+        assert!(names.len() == 1 && names.iter().all(of_name), "{names:?}");
         assert_eq!(maps.flows6.entries().unwrap(), []);
         let row = slipgate_abi::VmRow::new(1);
         assert_eq!(maps.vm6(row).unwrap().copy(), slipgate_abi::Vm6::OFF);
@@ -123,6 +136,7 @@ fn counters_of_version_5_stay_what_they_are_behind_a_reason_that_was_added() {
     assert_eq!(counters.refused.inspection, 7);
     assert_eq!(counters.refused.byte_budget, 0);
     assert_eq!(counters.refused.no_address, 0);
+    assert_eq!(counters.refused.no_socket, 0);
     assert_eq!(counters.refused_by_rule[0].rule, 8);
     assert_eq!(counters.pcap_lost, 9);
     assert_eq!(counters.router_advertisements, 0);

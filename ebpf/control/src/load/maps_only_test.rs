@@ -17,7 +17,7 @@ impl Datapath {
             paths,
             maps,
             programs: Vec::new(),
-            twins: Vec::new(),
+            twins: Twins::default(),
             log: None,
             joined,
             serves: AtomicBool::new(false),

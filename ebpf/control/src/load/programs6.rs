@@ -10,14 +10,15 @@
 //! without; both builds have the same maps. No process but a loader has the array's descriptor: an
 //! engine could empty it.
 use std::{
+    collections::HashMap,
     io,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
 
-use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
+use aya::EbpfLoader;
 use slipgate_abi::datapath::{PROGRAMS6, Program6};
 
-use super::{refused, retry};
+use super::no_program;
 use crate::{Error, Paths, Result, bpf};
 
 /// Has the loader make or join the array.
@@ -25,25 +26,22 @@ pub(super) fn pin(loader: &mut EbpfLoader<'_>, paths: &Paths) {
     loader.map_pin_path(PROGRAMS6, paths.pin(PROGRAMS6));
 }
 
-/// Loads the programs and puts them into the array.
-pub(super) fn load(ebpf: &mut Ebpf, paths: &Paths) -> Result<()> {
+/// Names of the programs in the object.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    Program6::ALL.into_iter().map(Program6::name)
+}
+
+/// Puts the programs, which are loaded, into the array.
+pub(super) fn fill(loaded: &HashMap<&str, OwnedFd>, paths: &Paths) -> Result<()> {
     let path = paths.pin(PROGRAMS6);
     let array =
         bpf::obj_get(&path).map_err(Error::os(format!("open the pinned {}", path.display())))?;
     for program in Program6::ALL {
         let name = program.name();
-        let no_program = || Error::Load {
-            what: format!("the program {name}"),
-            reason: "the BPF object has none: build it anew with `cargo xtask build --bpf-only`"
-                .into(),
-        };
-        let loaded: &mut SchedClassifier = ebpf
-            .program_mut(name)
-            .and_then(|program| program.try_into().ok())
-            .ok_or_else(no_program)?;
-        let failed = |error| refused(&format!("the program {name}"), &error);
-        retry(|| loaded.load()).map_err(failed)?;
-        let fd = loaded.fd().map_err(failed)?.as_fd().as_raw_fd();
+        let fd = loaded
+            .get(name)
+            .ok_or_else(|| no_program(name))?
+            .as_raw_fd();
         let index = program as u32;
         // SAFETY: an array of programs has words as keys, and as values descriptors.
         unsafe {

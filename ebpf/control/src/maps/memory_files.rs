@@ -64,7 +64,7 @@ pub(crate) fn make(dir: &Path, sizes: Sizes) -> Result<()> {
     Ok(())
 }
 
-/// Opens the files.
+/// Opens the file of every map, in the order of [`MapName::ALL`].
 pub(crate) fn open(dir: &Path) -> Result<Vec<OwnedFd>> {
     MapName::ALL
         .into_iter()
@@ -77,7 +77,7 @@ pub(crate) fn open(dir: &Path) -> Result<Vec<OwnedFd>> {
         .collect()
 }
 
-/// Removes the files.
+/// Removes the file of every map; one that is missing is no error.
 pub(crate) fn remove(dir: &Path) -> Result<()> {
     for map in MapName::ALL {
         remove_if_there(&dir.join(map.name()), |file| std::fs::remove_file(file))?;

@@ -1,7 +1,7 @@
 //! The maps for the programs' functions where no kernel runs them.
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef, OwnerRef,
-    SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
+    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef,
+    OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
     datapath::{
         self,
         fragment_table::{Fragment, Fragment6},
@@ -24,6 +24,11 @@ unsafe impl datapath::Maps for &SharedMaps {
 
     fn owner(self, row: u32) -> Option<OwnerRef> {
         self.owner_ref(row)
+    }
+
+    /// The port of such an engine is a call away: no ring is open.
+    fn first_packet(self, _index: u32) -> Option<FirstPacketRef> {
+        None
     }
 
     fn rates(self, row: u32) -> Option<RateRef> {

@@ -65,7 +65,7 @@ impl Listing {
 /// Condition of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Insert {
-    /// Insert or replace.
+    /// Insert the key, or replace its value.
     Any = 0,
     /// Insert a new key only: this arbitrates between processes.
     New = 1,

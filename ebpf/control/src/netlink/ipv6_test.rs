@@ -1,4 +1,4 @@
-//! What the watch shows of IPv6.
+//! The watch reports changes of IPv6 addresses and routes.
 use std::net::{IpAddr, Ipv6Addr};
 
 use super::{

@@ -16,7 +16,7 @@ use super::{links::Links, rules::Rule};
 /// State of a network namespace at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Network {
-    /// Network devices.
+    /// Network devices, by interface index.
     pub links: Links,
     /// Addresses of the host, in the kernel's order.
     pub addresses: Vec<Address>,
@@ -40,7 +40,7 @@ pub struct Link {
     pub kind: Option<String>,
     /// Whether it is up and has a carrier.
     pub up: bool,
-    /// MTU, L3 bytes.
+    /// Largest packet, L3 bytes.
     pub mtu: u32,
     /// MAC address, if it has one.
     pub mac: Option<[u8; 6]>,
@@ -93,7 +93,7 @@ pub enum AddressState {
 /// The routing tables that are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Table {
-    /// Table `main` (254).
+    /// Table `main`, number 254.
     Main,
     /// Table `local` (255): addresses of the host and broadcast addresses.
     Local,
@@ -120,7 +120,7 @@ impl Table {
     }
 }
 
-/// `RT_TABLE_*` of `linux/rtnetlink.h`.
+/// `RT_TABLE_MAIN` and `RT_TABLE_LOCAL` of `linux/rtnetlink.h`.
 const MAIN: u32 = 254;
 const LOCAL: u32 = 255;
 
@@ -158,7 +158,7 @@ pub struct Route {
     pub oif: Option<IfIndex>,
     /// Address of the router, if the destination is not on link.
     pub gateway: Option<IpAddr>,
-    /// Preferred source address.
+    /// Source address that the route prefers for packets of the host.
     pub source: Option<IpAddr>,
     /// Metric; a lower one is preferred.
     pub metric: u32,

@@ -77,7 +77,7 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
 
 /// Returns whether a TAP was made with `IFF_MULTI_QUEUE`; `None` for a TUN.
 fn is_multi_queue_tap(properties: &[InfoTun]) -> Option<bool> {
-    /// `IFLA_TUN_*` of `linux/if_link.h`.
+    /// The `IFLA_TUN_*` attributes of `linux/if_link.h`.
     const TYPE: u16 = 3;
     const MULTI_QUEUE: u16 = 7;
     let byte = |kind| {

@@ -1,4 +1,5 @@
-//! What the route crate does not support: dumps of nfnetlink and xfrm, and messages as bytes.
+//! Requests that the route crate does not support: dumps of nfnetlink and xfrm, and messages as
+//! bytes.
 
 use std::io;
 

@@ -33,19 +33,19 @@ pub struct Rule {
     pub suppressed_len: Option<u8>,
     /// Table that it asks.
     pub table: u32,
-    /// What it does.
+    /// Action on packets that the rule matches.
     pub action: RuleKind,
 }
 
 /// Action of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RuleKind {
-    /// Asks the table.
+    /// Looks the destination up in the table.
     #[default]
     ToTable,
     /// Goes on at the rule with this priority.
     Goto(u32),
-    /// Does nothing.
+    /// Has no effect on routing.
     Nothing,
     /// Refuses, as a route of this kind.
     Refuse(RouteKind),

@@ -90,10 +90,10 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// Longest wait before everything is requested again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// What is followed besides the tables main and local.
+/// Tables and rules that a watch follows besides the tables main and local.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Followed {
-    /// Further routing tables.
+    /// Numbers of the further routing tables.
     pub tables: BTreeSet<u32>,
     /// Whether the rules (`ip rule`) are, and all tables that they name.
     pub rules: bool,

@@ -189,7 +189,7 @@ fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// What is to be removed, and is not there, or is another's, is no error.
+/// Turns the errors of a removal into success if the object is missing or belongs to somebody else.
 fn absent(sent: Result<()>) -> Result<()> {
     match sent {
         Err(error)

@@ -142,7 +142,7 @@ impl Build {
     }
 }
 
-/// What is measured: a name, the program, the frame and the end of the run.
+/// The measured runs: name, program, frame and how the run ends.
 fn cases() -> Vec<(String, &'static str, Vec<u8>, i32)> {
     let mut arp = arp(1, GUEST, GATEWAY);
     arp.resize(60, 0);

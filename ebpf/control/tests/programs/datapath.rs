@@ -38,11 +38,11 @@ pub(crate) const HOP: u32 = 5;
 pub(crate) const ISN: u32 = 0x1234_5678;
 pub(crate) const MTU: u32 = 1500;
 
-/// `TC_ACT_SHOT`.
+/// `TC_ACT_SHOT`: the packet was dropped.
 pub(crate) const SHOT: i32 = 2;
-/// `TC_ACT_REDIRECT`.
+/// `TC_ACT_REDIRECT`: the packet was redirected to a device.
 pub(crate) const REDIRECT: i32 = 7;
-/// `TC_ACT_UNSPEC`.
+/// `TC_ACT_UNSPEC`: the packet is left to the host.
 pub(crate) const UNSPEC: i32 = -1;
 
 /// A flow to be put into the maps.
@@ -214,12 +214,7 @@ impl Loaded {
         (host, port, protocol): (Ipv4Addr, u16, Protocol),
         (vm, guest_port): (u32, u16),
     ) {
-        let key = ForwardKey {
-            host: host.into(),
-            port,
-            protocol: protocol as u8,
-            pad: 0,
-        };
+        let key = ForwardKey::new(host.into(), port, protocol as u8);
         let target = ForwardTarget {
             vm,
             vm_row: ROW,
@@ -238,12 +233,7 @@ impl Loaded {
         (host, port, protocol): (Ipv6Addr, u16, Protocol),
         (vm, guest_port): (u32, u16),
     ) {
-        let key = ForwardKey6 {
-            host: host.into(),
-            port,
-            protocol: protocol as u8,
-            pad: [0; 5],
-        };
+        let key = ForwardKey6::new(host.into(), port, protocol as u8);
         let target = ForwardTarget {
             vm,
             vm_row: ROW,

@@ -25,7 +25,7 @@ use crate::{
 /// to a TAP has returned, the programs and the redirect have run.
 const PATIENCE_MS: i32 = 2_000;
 
-/// `struct virtio_net_hdr`.
+/// Fields of `struct virtio_net_hdr` that the tests set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Vnet {
     pub(crate) needs_csum: bool,
@@ -113,7 +113,7 @@ impl Tap {
         Ok(Self { file, ifindex, uso })
     }
 
-    /// Writes a frame.
+    /// Writes a frame as the guest would.
     pub(crate) fn send(&self, vnet: Vnet, frame: &[u8]) {
         let bytes = [&vnet.bytes()[..], frame].concat();
         (&self.file).write_all(&bytes).expect("write to a TAP");

@@ -140,7 +140,7 @@ fn an_order_that_can_not_be_carried_out_changes_nothing_but_its_state() {
     let (given, failed) = (OrderState::GIVEN, OrderState::FAILED);
     type Prepare<'p> = &'p dyn Fn(&mut Datapath);
     type Change = fn(Order) -> Order;
-    /// What it is, the order's state, preparation, change of the order, port, state afterwards.
+    /// Description, state of the order, preparation, change of the order, port, state afterwards.
     type Case<'p> = (&'static str, u32, Prepare<'p>, Change, u16, u32);
     let nothing: Prepare = &|_| {};
     let later = |order: Order| Order::new(SlotIndex::new(order.slot), 7);

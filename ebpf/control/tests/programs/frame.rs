@@ -5,7 +5,7 @@ use slipgate_abi::{Command, PortHeader, Protocol, tcp::Flags};
 
 use crate::datapath::*;
 
-/// One IPv4 frame.
+/// Builder of an IPv4 frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) destination_mac: [u8; 6],

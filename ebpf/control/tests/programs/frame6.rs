@@ -5,7 +5,7 @@ use slipgate_abi::{Protocol, tcp::Flags};
 
 use crate::{datapath::*, flow6::*, frame::sum16};
 
-/// One IPv6 frame.
+/// Builder of an IPv6 frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame6 {
     pub(crate) destination_mac: [u8; 6],
@@ -15,7 +15,7 @@ pub(crate) struct Frame6 {
     /// Number of the header that `l4` begins with.
     pub(crate) next_header: u8,
     pub(crate) hop_limit: u8,
-    /// What follows the header. Its checksum is filled in.
+    /// Payload behind the header. Its checksum is filled in.
     pub(crate) l4: Vec<u8>,
 }
 

@@ -1,9 +1,9 @@
-//! The XDP program.
-use std::net::Ipv4Addr;
+//! Tests of the XDP program on the uplink.
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use slipgate_abi::{DropReason, Protocol, vm::VmFlags};
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, flow6::*, frame::*, frame6::*, loaded};
 
 #[test]
 fn honest_frames_pass() {
@@ -115,4 +115,45 @@ fn services_and_admitted_flows_are_not_denied() {
         ..Frame::tx(Protocol::Tcp)
     };
     assert!(!(0..1_000).all(|_| datapath.guard(&new.bytes())));
+}
+
+#[test]
+fn ipv6_of_nobodys_address_is_dropped_and_what_a_guest_may_send_passes() {
+    let from = |source| Frame6 {
+        source,
+        ..Frame6::tx(Protocol::Udp)
+    };
+    let datapath = loaded!();
+    datapath.vms.change(ROW, |vm| vm.flags = VmFlags::CHECK_MAC);
+    // An address that is not bound yet is the engine's to decide about.
+    for source in [GUEST6, GUEST_LOCAL, UNBOUND, Ipv6Addr::UNSPECIFIED] {
+        assert!(datapath.guard(&from(source).bytes()), "{source}");
+    }
+    assert!(
+        datapath.guard(&from(GUEST6).bytes()[..40]),
+        "left to guest_egress"
+    );
+    assert_eq!(datapath.tally(), 0);
+    let spoofed = [REMOTE6, GATEWAY6, GATEWAY_LOCAL, Ipv6Addr::LOCALHOST];
+    for (at, source) in spoofed.into_iter().enumerate() {
+        let frame = from(source).bytes();
+        assert!(!datapath.guard(&frame), "{source}");
+        let counted = datapath.drops.get(ROW).get(DropReason::Spoofed);
+        assert_eq!(counted.packets, at as u64 + 1);
+    }
+}
+
+#[test]
+fn ipv6_of_a_vm_without_it_is_dropped_for_the_reason_of_guest_egress() {
+    let unicast = Frame6::tx(Protocol::Udp);
+    let group = Frame6 {
+        destination_mac: [0x33, 0x33, 0, 0, 0, 1],
+        ..Frame6::tx(Protocol::Udp)
+    };
+    for (frame, reason) in [(unicast, DropReason::Ipv6), (group, DropReason::Group)] {
+        let datapath = loaded!();
+        datapath.vms6.change(ROW, |row| row.flags = 0);
+        assert!(!datapath.guard(&frame.bytes()));
+        assert_eq!(datapath.only_drop(ROW), reason);
+    }
 }

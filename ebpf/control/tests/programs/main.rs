@@ -9,6 +9,7 @@ mod datapath;
 mod devices;
 mod engine;
 mod expect;
+mod first_packets;
 mod flow;
 mod flow6;
 mod frame;
@@ -28,6 +29,7 @@ mod random;
 mod rate;
 mod refused;
 mod routed6;
+mod single6;
 #[path = "../../src/skipped_test.rs"]
 mod skipped;
 mod stale;

@@ -6,7 +6,7 @@ use std::{
 
 use aya::{Ebpf, maps::Map};
 
-/// A mapped array.
+/// An array map that is mapped into the test's memory.
 pub(crate) struct Mapped<T> {
     start: *mut T,
     stride: usize,

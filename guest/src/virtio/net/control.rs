@@ -21,8 +21,6 @@ pub mod command {
     pub const VLAN_ADD: (u8, u8) = (2, 0);
     /// Removes a VLAN from the filter (16 bits).
     pub const VLAN_DELETE: (u8, u8) = (2, 1);
-    /// Acknowledges the device's request for an announcement.
-    pub const ANNOUNCE_ACK: (u8, u8) = (3, 0);
     /// Number of queue pairs to use (16 bits).
     pub const QUEUE_PAIRS: (u8, u8) = (4, 0);
     /// Guest-side offloads to use (64 bits, by their feature numbers).

@@ -164,10 +164,10 @@ fn who_worked(total: &Value, bulk: &Bulk, progress: &mut Progress) {
         sent.arp + sent.arp_gateway
     ));
     progress.check(
-        bulk.port_frames == due && due > 0 && sent.data > 0,
+        bulk.handed_over == due && due > 0 && sent.data > 0,
         &format!(
-            "the engine port counted {}: SYN + DNS + DHCP (+ ARP), not one data frame",
-            bulk.port_frames
+            "the kernel handed {} to the engine: SYN + DNS + DHCP (+ ARP), not one data frame",
+            bulk.handed_over
         ),
     );
     let drops = total["drops"].as_object();

@@ -55,8 +55,8 @@ pub(crate) struct Bulk {
     pub(crate) down: Transfer,
     /// Frames that the guest sent, by kind.
     pub(crate) sent: Sent,
-    /// Frames that came out of the engine port, as the device counted them.
-    pub(crate) port_frames: u64,
+    /// Frames that the programs handed to the engine meanwhile.
+    pub(crate) handed_over: u64,
     /// All flows at the end of the transfer.
     pub(crate) flows: Vec<FlowRow>,
     /// The download's slot, as bpftool prints it.
@@ -145,7 +145,7 @@ fn bulk(stage: &Stage, progress: &mut Progress, lease: &Lease) -> Result<Bulk> {
         ..
     } = stage;
     let server = servers.streams.address();
-    let frames = || kernel_view::frames_sent(&world.host, stage.slipgate.engine_port());
+    let frames = || kernel_view::handed_over(&world.host, stage.slipgate.pins());
     let census = Census::start(guest)?;
     let before = frames()?;
     let down = guest.run(|| tcp::download(server, BULK_BYTES, DOWN_SEED, WAIT))?;
@@ -157,13 +157,13 @@ fn bulk(stage: &Stage, progress: &mut Progress, lease: &Lease) -> Result<Bulk> {
     guest.run(|| dns::query_udp(FOREIGN_RESOLVER, NAME, WAIT))?;
     // The last ACKs are on their way still.
     std::thread::sleep(Duration::from_millis(50));
-    let port_frames = frames()? - before;
+    let handed_over = frames()? - before;
     let sent = census.finish(guest)?;
     Ok(Bulk {
         up,
         down,
         sent,
-        port_frames,
+        handed_over,
         flows,
         slot,
     })

@@ -1,4 +1,4 @@
-//! What of the host's own stands in the way of guests' IPv6 is said at the start.
+//! Settings of the host that break guests' IPv6 are reported at the start.
 use slipgate_abi::Handover;
 use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Result, Slipgate, World, require_root_and_tun, world::UPLINK,

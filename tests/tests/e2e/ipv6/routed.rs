@@ -6,7 +6,7 @@ use std::{
 };
 
 use slipgate_testbed::{
-    GUEST_DEVICE, GuestConfig, NetNs, Slipgate, World, WorldConfig,
+    GUEST_DEVICE, Guest, GuestConfig, NetNs, Slipgate, World, WorldConfig,
     census::Census,
     clients::dns,
     dns_wire::types,
@@ -19,10 +19,10 @@ use super::{NAME, RESOLVER, names, scene::*};
 use crate::{Stand, daemon};
 
 const ROUTED: &str = "2001:db8:42::/64";
-const BRIEF: Duration = Duration::from_millis(600);
+pub(super) const BRIEF: Duration = Duration::from_millis(600);
 
 /// Has the world route a prefix to the host.
-fn route_by_host(world: &World, prefix: &str) {
+pub(super) fn route_by_host(world: &World, prefix: &str) {
     let route = format!("-6 route replace {prefix} via {HOST6} dev {WORLD_LINK}");
     world.net.ip(&route).unwrap();
 }
@@ -55,7 +55,7 @@ fn own(stand: &Stand) -> Ipv6Addr {
 }
 
 /// The error of a connection that nobody is to answer.
-fn no_answer(from: &NetNs, to: SocketAddr) -> ErrorKind {
+pub(super) fn no_answer(from: &NetNs, to: SocketAddr) -> ErrorKind {
     let connected = from.run(|| TcpStream::connect_timeout(&to, BRIEF));
     connected.expect_err("nobody answers").kind()
 }
@@ -374,26 +374,34 @@ fn ipv6_routed_needs_no_address_of_the_host() {
     assert_eq!(reply.records.len(), 1, "names lead to IPv6, too");
 }
 
-#[test]
-fn ipv6_routed_prefixes_of_a_daemons_vms_are_their_own() {
-    require_root_and_tun!();
-    // Of four, the first is left to the host.
-    let pool = "2001:db8:40::/62";
+/// A daemon with a pool that is routed to the host, its VMs a, b and d, and the guests of the first two.
+pub(super) fn daemon_of_three(pool: &str) -> (daemon::Stand, [Guest; 2]) {
     let mode = format!("routed:{pool}");
-    let mut stand = daemon::Stand::new(&["--ipv6", &mode]);
+    let stand = daemon::Stand::new(&["--ipv6", &mode]);
     give_world(&stand.world);
     route_by_host(&stand.world, pool);
     let guests = [stand.guest("tap0"), stand.guest("tap1")];
     stand.vm(&["add", "a", "--tap", "tap0"]);
     stand.vm(&["add", "b", "--tap", "tap1"]);
     stand.vm(&["add", "d", "--tap", "tap3"]);
-    let prefix = |stand: &daemon::Stand, name: &str| {
-        let vms = stand.vms();
-        let vm = vms.into_iter().find(|vm| vm["name"] == name).unwrap();
-        let prefix = vm["guest_ipv6"]["prefix"].as_str().unwrap().to_owned();
-        assert_eq!(vm["ipv6_prefix"], prefix);
-        prefix
-    };
+    (stand, guests)
+}
+
+/// The prefix that a VM of the daemon has, as in its definition.
+pub(super) fn prefix(stand: &daemon::Stand, name: &str) -> String {
+    let vms = stand.vms();
+    let vm = vms.into_iter().find(|vm| vm["name"] == name).unwrap();
+    let prefix = vm["guest_ipv6"]["prefix"].as_str().unwrap().to_owned();
+    assert_eq!(vm["ipv6_prefix"], prefix);
+    prefix
+}
+
+#[test]
+fn ipv6_routed_prefixes_of_a_daemons_vms_are_their_own() {
+    require_root_and_tun!();
+    // Of four, the first is left to the host.
+    let pool = "2001:db8:40::/62";
+    let (mut stand, guests) = daemon_of_three(pool);
     let before = ["a", "b"].map(|name| prefix(&stand, name));
     assert_ne!(before[0], before[1]);
     let error = stand.vm_error(&["add", "c", "--tap", "tap2"]);

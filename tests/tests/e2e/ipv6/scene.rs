@@ -25,7 +25,6 @@ use slipgate_testbed::{GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig, tls
 use crate::{Stand, WAIT, eventually};
 
 pub(super) const HOST6: &str = "2001:db8:1::2";
-pub(super) const ROUTER6: &str = "2001:db8:1::1";
 pub(super) const SERVER6: &str = "2001:db8:ff::10";
 pub(super) const SERVER6_2: &str = "2001:db8:ff::20";
 /// The prefix of guests by default, and the gateway in it.
@@ -129,7 +128,7 @@ pub(super) fn address_in(ns: &NetNs) -> Option<Ipv6Addr> {
 }
 
 /// Whether a guest is sure of its link-local address.
-fn has_link_local(ns: &NetNs) -> bool {
+pub(super) fn has_link_local(ns: &NetNs) -> bool {
     let shown = ns.ip(&format!(
         "-6 -o addr show dev {GUEST_DEVICE} scope link -tentative"
     ));

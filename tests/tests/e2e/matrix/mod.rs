@@ -7,9 +7,12 @@
 //! a line that forgets a cell does not compile. docs/test-matrix.md lists all of them.
 
 mod listing;
+mod places;
+mod starts;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+pub(crate) use self::{places::at, starts::refused_start};
 use crate::{DNS, GUEST};
 
 /// Who carries a flow that was let in.
@@ -67,7 +70,7 @@ impl Cell {
         self.family == Family::Ipv6
     }
 
-    /// The guest's address.
+    /// Returns the guest's address of this family.
     pub(crate) fn guest(self) -> IpAddr {
         self.family.choose(GUEST, GUEST6)
     }

@@ -100,7 +100,7 @@ impl Stage {
         host.ip(self.stand.cell.family)
     }
 
-    /// A service's address.
+    /// Returns the address and port of a service.
     pub(super) fn address(&self, service: Service) -> SocketAddr {
         SocketAddr::new(self.ip(service.host), service.port)
     }

@@ -53,7 +53,7 @@ pub(super) fn name(vm: usize) -> String {
     format!("c{vm}")
 }
 
-/// Clients at work.
+/// Threads of clients that make requests.
 pub(super) struct Clients(Vec<JoinHandle<Tally>>);
 
 /// Outcome of the clients' requests.
@@ -63,7 +63,7 @@ pub(super) struct Tally {
     pub(super) made: BTreeMap<&'static str, u64>,
     /// Requests that were refused as expected, by the reason.
     pub(super) refused: BTreeMap<String, u64>,
-    /// Other answers.
+    /// Answers that are neither success nor an expected refusal.
     pub(super) unexpected: Vec<String>,
     /// Times until the answers.
     took: Vec<Duration>,

@@ -1,4 +1,4 @@
-//! What a daemon has: in the kernel, in its run-time directory, and its processes' own.
+//! Lists a daemon's resources: in the kernel, in its run-time directory, and its processes' own.
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 

@@ -290,7 +290,7 @@ fn a_stop_during_the_adoption_leaves_no_tuple() {
     assert!(rig.kernel.borrow().flows.is_empty());
 }
 
-/// What a process that died can have left of a flow.
+/// Ways in which a process that died can have left a flow half made or half removed.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     None,

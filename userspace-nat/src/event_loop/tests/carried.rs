@@ -1,5 +1,5 @@
 //! Flows that the engine carries, VMs that are frozen or limited.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{DropReason, Handover, Rate, SlotIndex, Verdict, VmId, VmRates, tcp::Flags};
 
@@ -182,12 +182,14 @@ fn an_end_is_recorded_with_how_long_connecting_took() {
 fn names_are_remembered_for_whoever_serves_the_vm() {
     let rig = Rig::new();
     let mut datapath = FakeDatapath::new(&rig.kernel, 0, 9);
-    let name = |vm, last: u8, expires_ns| RememberedName {
+    let at = |addr: IpAddr, vm, last: u8, expires_ns| RememberedName {
         vm,
-        addr: PEER,
+        addr,
         name: [&[1][..], &[last], &[0]].concat().into(),
         expires_ns,
     };
+    let peer = IpAddr::from(PEER);
+    let name = |vm, last, expires_ns| at(peer, vm, last, expires_ns);
     let id = rig.kernel.borrow().vm(1).id().load(Relaxed);
     let ours = [name(VmId::new(id), b'a', 5), name(VmId::new(id), b'b', 6)];
     for one in ours.iter().chain([&name(VmId::new(9_999), b'a', 7)]) {
@@ -204,7 +206,13 @@ fn names_are_remembered_for_whoever_serves_the_vm() {
         "no room"
     );
     assert!(datapath.remember_name(&later), "there already");
-    assert!(datapath.forget_name(VmId::new(id), PEER, &later.name));
-    assert!(!datapath.forget_name(VmId::new(id), PEER, &later.name));
-    assert_eq!(datapath.remembered_names(), [ours[1].clone()]);
+    rig.kernel.borrow_mut().faults.names_capacity = 0;
+    // The same name at an address of IPv6 is another entry.
+    let six = at(IpAddr::V6(PEER6), VmId::new(id), b'a', 60);
+    assert!(datapath.remember_name(&six));
+    assert!(datapath.forget_name(VmId::new(id), peer, &later.name));
+    assert!(!datapath.forget_name(VmId::new(id), peer, &later.name));
+    let mut found = datapath.remembered_names();
+    found.sort_by_key(|name| name.expires_ns);
+    assert_eq!(found, [ours[1].clone(), six]);
 }

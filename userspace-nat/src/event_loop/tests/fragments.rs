@@ -41,7 +41,7 @@ fn cut(packet: &[u8]) -> Vec<Vec<u8>> {
     all.collect()
 }
 
-/// What fragments in their order become.
+/// Joins fragments, in their order, to the packet that they come from.
 fn joined(fragments: &[Vec<u8>]) -> Vec<u8> {
     let mut whole = fragments[0][..20].to_vec();
     for fragment in fragments {

@@ -58,7 +58,7 @@ fn cut(packet: &[u8]) -> Vec<Vec<u8>> {
     cut_as(packet, 7, STEP)
 }
 
-/// What fragments in their order become, and their identification.
+/// Joins fragments, in their order; returns the packet and their identification.
 fn joined(fragments: &[Vec<u8>]) -> (Vec<u8>, u32) {
     let mut whole = fragments[0][..40].to_vec();
     let id = Fragment::parse(&fragments[0]).unwrap().identification;
@@ -385,7 +385,8 @@ fn errors_about_ipv6_fragments_reach_the_guest() {
     }
 }
 
-/// What an inspected connection says in fragments is judged as a whole: either name in pieces.
+/// The fragments of an inspected connection are judged as a whole, with an allowed and with a
+/// denied name.
 #[test]
 fn ipv6_fragments_of_an_inspected_connection_are_judged_as_one_segment() {
     for (said, passes) in [("ok.test", true), ("evil.test", false)] {

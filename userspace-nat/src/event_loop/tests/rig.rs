@@ -140,7 +140,7 @@ pub(super) struct Setup {
     pub(super) rate: u32,
     pub(super) nat_ports: std::ops::RangeInclusive<u16>,
     pub(super) eim_ports: Option<std::ops::RangeInclusive<u16>>,
-    /// What the policy says of translated ports.
+    /// Behaviour of translated ports in the policy.
     pub(super) nat: NatSettings,
     /// Events that the log writes.
     pub(super) events: Events,

@@ -20,7 +20,7 @@ use crate::{
 };
 
 const PREFIX: &str = "fd00:1:2:3::/64";
-const LINK_LOCAL: &str = "fe80::ff:fe00:f";
+pub(super) const LINK_LOCAL: &str = "fe80::ff:fe00:f";
 const ADDRESS: &str = "fd00:1:2:3::15";
 const GATEWAY6: &str = "fd00:1:2:3::1";
 const ALL_ROUTERS: &str = "ff02::2";
@@ -41,12 +41,17 @@ fn spec6(row: u16) -> VmSpec {
 
 /// Gives a VM IPv6, as the broker does: its row, then the engine.
 fn give(rig: &mut Rig, row: u16) {
-    let vm = spec6(row);
-    let local = net().gateway_link_local(vm.gateway_mac);
-    let row6 = rig.kernel.borrow().vm6(row);
+    give_as(rig, spec6(row));
+}
+
+/// The same as a VM's description says.
+pub(super) fn give_as(rig: &mut Rig, vm: VmSpec) {
+    let net = vm.ipv6.expect("IPv6");
+    let local = net.gateway_link_local(vm.gateway_mac);
+    let row6 = rig.kernel.borrow().vm6(vm.row.get());
     row6.set(Some((
-        net().prefix.network().into(),
-        net().gateway().into(),
+        net.prefix.network().into(),
+        net.gateway().into(),
         local.into(),
     )));
     rig.tell(move |engine| engine.set_vm(vm));
@@ -62,7 +67,7 @@ fn rig6() -> Rig {
 }
 
 /// VM 1 sends a packet, to a group as the address says.
-fn send(rig: &mut Rig, packet: &[u8]) -> Handling {
+pub(super) fn send(rig: &mut Rig, packet: &[u8]) -> Handling {
     let vm = rig.kernel.borrow().vm(1);
     // SAFETY: a live row; one thread.
     let (from, gateway) = unsafe { ((*vm.as_ptr()).guest_mac, (*vm.as_ptr()).gateway_mac) };
@@ -80,7 +85,7 @@ fn send(rig: &mut Rig, packet: &[u8]) -> Handling {
     way
 }
 
-fn solicit(rig: &mut Rig, from: &str) -> Handling {
+pub(super) fn solicit(rig: &mut Rig, from: &str) -> Handling {
     send(
         rig,
         &message(from, ALL_ROUTERS, kind::ROUTER_SOLICITATION, &[0; 4]),
@@ -88,7 +93,7 @@ fn solicit(rig: &mut Rig, from: &str) -> Handling {
 }
 
 /// Duplicate address detection for an address.
-fn probe(rig: &mut Rig, address: &str) -> Handling {
+pub(super) fn probe(rig: &mut Rig, address: &str) -> Handling {
     let to = wire::solicited_node(address.parse().unwrap()).to_string();
     let rest = solicitation(address, None);
     send(
@@ -97,7 +102,7 @@ fn probe(rig: &mut Rig, address: &str) -> Handling {
     )
 }
 
-fn udp6(from: &str, port: u16, to: &str, to_port: u16, payload: &[u8]) -> Vec<u8> {
+pub(super) fn udp6(from: &str, port: u16, to: &str, to_port: u16, payload: &[u8]) -> Vec<u8> {
     let at = |addr: &str, port| SocketAddr::new(addr.parse::<IpAddr>().unwrap(), port);
     let datagram = Datagram {
         from: at(from, port),
@@ -107,7 +112,7 @@ fn udp6(from: &str, port: u16, to: &str, to_port: u16, payload: &[u8]) -> Vec<u8
     datagram.emit()
 }
 
-/// What the guest got, as messages with source and destination.
+/// Takes the messages that the guest got, with their source and destination.
 fn got(rig: &mut Rig) -> Vec<(Ipv6Addr, Ipv6Addr, Message)> {
     let packets = rig.at_guest();
     let read = |(_, packet): &(u32, Vec<u8>)| {
@@ -117,7 +122,7 @@ fn got(rig: &mut Rig) -> Vec<(Ipv6Addr, Ipv6Addr, Message)> {
     packets.iter().map(read).collect()
 }
 
-fn bound(rig: &Rig) -> Vec<String> {
+pub(super) fn bound(rig: &Rig) -> Vec<String> {
     let addresses = addresses::bound(rig.kernel.borrow().vm6(1));
     addresses.iter().map(ToString::to_string).collect()
 }

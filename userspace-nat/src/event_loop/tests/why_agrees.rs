@@ -72,7 +72,7 @@ struct Of {
     rules: Vec<&'static str>,
     is_learning: bool,
     lists_loopback: bool,
-    /// What it says of translated ports.
+    /// Behaviour of translated ports in the policy.
     nat: NatBehaviour,
 }
 

@@ -8,7 +8,7 @@ use slipgate_abi::VmId;
 
 use super::{Inside, Mapping};
 
-/// The list.
+/// Queue of mappings to look at, each of them once, with the VMs of which all are.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     order: VecDeque<Inside>,

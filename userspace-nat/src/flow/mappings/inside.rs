@@ -1,31 +1,35 @@
 //! The two sides of a mapping: a guest's port, and the ports among which its translated port is.
 use std::net::{IpAddr, Ipv4Addr};
 
-use slipgate_abi::{ForwardKey, Protocol, VmId};
+use slipgate_abi::{Protocol, VmId};
 use slipgate_model::FlowTuple;
+
+use crate::datapath::PortKey;
 
 /// A port of a guest, and the address to which it is translated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Inside {
     /// Id of the VM.
     pub vm: VmId,
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: Protocol,
     /// Address of the guest.
     pub guest: IpAddr,
     /// Port of the guest.
     pub port: u16,
-    /// Translated address.
+    /// Address that packets have as their source once translated.
     pub nat: IpAddr,
 }
 
 impl Inside {
     /// Returns the guest's side of a flow with this tuple on the guest's link, translated to this
-    /// address; `None` if its protocol or family has no mappings.
+    /// address; `None` if its protocol has no mappings, or it is not translated, as flows of a routed
+    /// prefix are not.
     pub fn of(guest: &FlowTuple, nat: IpAddr) -> Option<Self> {
         let protocol = guest.protocol()?;
         let has_ports = matches!(protocol, Protocol::Tcp | Protocol::Udp);
-        (has_ports && nat.is_ipv4()).then_some(Self {
+        let is_translated = nat.is_ipv4() || nat != guest.local;
+        (has_ports && is_translated).then_some(Self {
             vm: VmId::new(guest.scope),
             protocol,
             guest: guest.local,
@@ -58,9 +62,9 @@ impl Inside {
 /// Translated address and protocol: each has all ports of the range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Pool {
-    /// TCP or UDP.
+    /// Protocol: TCP or UDP.
     pub protocol: Protocol,
-    /// Translated address.
+    /// Address that packets have as their source once translated.
     pub nat: IpAddr,
 }
 
@@ -71,16 +75,8 @@ impl Pool {
         nat: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
 
-    /// Returns the element of `FORWARDS` of a port.
-    pub fn key(&self, port: u16) -> Option<ForwardKey> {
-        let IpAddr::V4(nat) = self.nat else {
-            return None;
-        };
-        Some(ForwardKey {
-            host: nat.into(),
-            port,
-            protocol: self.protocol as u8,
-            pad: 0,
-        })
+    /// Returns the key of a port in `FORWARDS` or `FORWARDS6`.
+    pub fn key(&self, port: u16) -> PortKey {
+        PortKey::new(self.protocol, self.nat, port)
     }
 }

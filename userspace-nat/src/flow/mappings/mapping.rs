@@ -2,14 +2,15 @@
 use std::{collections::HashSet, net::IpAddr};
 
 use hashbrown::HashMap;
-use slipgate_abi::{ForwardKey, SlotIndex, VmId, VmRow};
+use slipgate_abi::{SlotIndex, VmId, VmRow};
 
 use super::Pool;
+use crate::datapath::PortKey;
 
 /// The translated port of a guest's port, and the flows that have it.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Translated port.
+    /// Port that packets have as their source once translated.
     pub port: u16,
     /// Row of the VM.
     pub row: VmRow,
@@ -17,7 +18,7 @@ pub struct Mapping {
     pub(super) peers: HashMap<IpAddr, u32, foldhash::fast::RandomState>,
     /// Slots of the flows that the world opened.
     pub(super) from_world: HashSet<SlotIndex>,
-    /// Whether the port has an entry in `FORWARDS`.
+    /// Whether the port has an entry in `FORWARDS` or `FORWARDS6`.
     pub(super) is_open: bool,
     /// End of its rest, ns, while it has lost its last flow.
     pub(super) rests_until_ns: Option<u64>,
@@ -51,20 +52,20 @@ impl Mapping {
     }
 }
 
-/// A port whose entry in `FORWARDS` is to be removed.
+/// A port whose entry in `FORWARDS` or `FORWARDS6` is to be removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Closed {
     /// Id of the VM.
     pub vm: VmId,
-    /// Protocol and address.
+    /// Protocol and translated address of the port.
     pub pool: Pool,
-    /// Translated port.
+    /// The translated port itself.
     pub port: u16,
 }
 
 impl Closed {
-    /// Returns the element of `FORWARDS`.
-    pub fn key(&self) -> Option<ForwardKey> {
+    /// Returns its key in `FORWARDS` or `FORWARDS6`.
+    pub fn key(&self) -> PortKey {
         self.pool.key(self.port)
     }
 }

@@ -13,7 +13,7 @@ use slipgate_model::FlowTuple;
 
 use super::{Inside, Mappings, Pool};
 
-/// What the first look at the slots found.
+/// A predecessor's flows that have mappings, as the first look at the slots found them.
 #[derive(Debug, Default)]
 pub(super) struct Unadopted {
     slots: BTreeMap<Inside, Vec<SlotIndex>>,
@@ -110,7 +110,7 @@ impl Mappings {
                 Vec::from_iter(inside)
             }
             (FlowTuple::WORLD, None) => Vec::new(),
-            // Any IPv4 address: the route is not known yet.
+            // Of whatever translated address: the route is not known yet.
             _ => Inside::of(tuple, Ipv4Addr::UNSPECIFIED.into())
                 .map_or_else(Vec::new, |inside| self.unadopted.of_guest(&inside)),
         };

@@ -38,7 +38,7 @@ pub const CHAINS: u16 = 64;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const RING_LEN: u64 = 0x4000;
-/// Flags of descriptors.
+/// Flags of descriptors in a virtqueue.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const LISTENER_KEY: u64 = 1;
@@ -48,9 +48,9 @@ const KICK_KEY: u64 = 3;
 /// A link with a VMM that is connected to it.
 #[derive(Debug)]
 pub struct FakeVmm {
-    /// The link.
+    /// The link under test.
     pub link: RingLink,
-    /// The guest's memory.
+    /// Memory of the guest, which the link has mapped too.
     pub memory: GuestMemoryMmap,
     /// Why the link closed the connection last.
     pub wrong: Option<Wrong>,
@@ -242,6 +242,13 @@ impl FakeVmm {
         }
     }
 
+    /// Has the rings begin anew, as a driver does that is loaded again.
+    pub fn clear_rings(&mut self) {
+        self.poke(MEMORY, &[0; 2 * RING_LEN as usize]);
+        self.available = [0; 2];
+        self.bases = [None; 2];
+    }
+
     /// Stops a ring. Returns where it is to go on, as the link says.
     pub fn stop(&mut self, nth: usize) -> u32 {
         let body = [(nth as u32).to_ne_bytes(), [0; 4]].concat();
@@ -304,7 +311,7 @@ impl FakeVmm {
             .collect()
     }
 
-    /// Kicks a ring.
+    /// Signals a ring's doorbell.
     pub fn kick(&mut self, nth: usize) {
         let _ = self.kicks[nth].write(1);
         self.turn();

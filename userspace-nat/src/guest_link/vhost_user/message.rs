@@ -51,32 +51,32 @@ pub(super) mod request {
     pub(in super::super) const SET_TALLY: u32 = 0x5347_0001;
 }
 
-/// What a VMM must not do, or this backend can't.
+/// Fault of a VMM: it broke the protocol, or asked for something that this backend does not do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Wrong {
-    /// The header.
-    #[error("a header of another version, or for too long a body")]
+    /// A message has a header that is not valid.
+    #[error("a header of another version, or with too long a body")]
     Header,
-    /// The request.
+    /// The request is not among those offered.
     #[error("request {0}, which is not offered")]
     Request(u32),
-    /// The body.
-    #[error("request {0} with a body that can't be")]
+    /// The body does not fit the request.
+    #[error("request {0} with an invalid body")]
     Body(u32),
-    /// The descriptors.
-    #[error("request {0} without its descriptors, or with more")]
+    /// The descriptors are too few or too many.
+    #[error("request {0} with too few or too many descriptors")]
     Descriptors(u32),
-    /// Its memory.
+    /// A region of the guest's memory cannot be mapped.
     #[error("memory that can't be mapped")]
     Memory,
-    /// A ring.
+    /// A ring is not in the guest's memory.
     #[error("a ring that is not in the guest's memory")]
     Ring,
     /// A descriptor that can't be waited on.
-    #[error("a descriptor that tells nothing")]
+    #[error("a descriptor that can't be waited on")]
     Kick,
     /// It takes no answers.
-    #[error("an answer that it does not take")]
+    #[error("an answer that the VMM does not read")]
     Answer,
 }
 
@@ -89,7 +89,7 @@ pub(super) enum End {
     Wrong(Wrong),
 }
 
-/// A message, whole.
+/// A complete message of the VMM.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) request: u32,
@@ -128,7 +128,7 @@ impl Message {
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: OwnedFd,
-    /// What has come of the next message.
+    /// Bytes of the next message that have come so far.
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
@@ -218,7 +218,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Answers a request.
+    /// Answers a request with this body.
     pub(super) fn answer(&self, request: u32, body: &[u8]) -> Result<(), End> {
         let words = [request, VERSION | IS_REPLY, body.len() as u32];
         let header: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();

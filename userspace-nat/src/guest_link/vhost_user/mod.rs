@@ -67,9 +67,9 @@ const MESSAGES_AT_ONCE: usize = 64;
 /// A frame for the guest that was dropped after the link had taken it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lost {
-    /// Why.
+    /// Reason of the drop.
     pub reason: DropReason,
-    /// Its offload header.
+    /// Offload header of the frame.
     pub vnet: VirtioNetHdr,
     /// Its length with that header, bytes.
     pub len: usize,
@@ -275,12 +275,17 @@ impl RingLink {
         }
     }
 
-    /// Whether more data for the guest should be made now.
-    pub fn has_room(&mut self) -> bool {
+    /// Bytes that wait for the guest; `None` while its driver takes none. While the VM is paused it takes
+    /// no more.
+    pub fn queued(&mut self) -> Option<usize> {
         if self.queued >= ENOUGH_QUEUED {
             self.flush();
         }
-        self.queued < ENOUGH_QUEUED && self.takes_frames()
+        if self.takes_frames() {
+            return Some(self.queued);
+        }
+        let is_paused = self.vmm.as_ref().is_some_and(Vmm::is_paused);
+        is_paused.then_some(usize::MAX)
     }
 
     fn takes_frames(&self) -> bool {
@@ -435,6 +440,9 @@ impl RingLink {
     }
 }
 
+#[cfg(test)]
+#[path = "hostile_test.rs"]
+mod hostile_tests;
 #[cfg(test)]
 #[path = "own_vmm_test.rs"]
 mod own_vmm_tests;

@@ -37,7 +37,7 @@ pub(super) enum Taken {
     Nothing,
 }
 
-/// What became of a frame for the guest.
+/// Result of putting a frame for the guest into its ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Put {
     /// It is in the ring.
@@ -51,7 +51,7 @@ pub(super) enum Put {
 /// A ring, as the VMM has set it up.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
-    /// While it runs.
+    /// The queue's state; `None` while the ring is stopped.
     queue: Option<Queue>,
     is_enabled: bool,
     is_broken: bool,
@@ -77,7 +77,7 @@ pub(super) struct Ring {
     heads: Vec<(u16, usize)>,
 }
 
-/// What a ring has carried.
+/// Frames and bytes that a ring has carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Counts {
     pub(super) frames: u64,
@@ -97,7 +97,7 @@ impl Counts {
     }
 }
 
-/// What the driver has accepted of the ring's format.
+/// Parts of the ring's format that the driver has accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Format {
     /// Length of a frame's header: 10 bytes, or 12 with the number of buffers.

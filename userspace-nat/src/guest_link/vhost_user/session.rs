@@ -68,7 +68,7 @@ pub(super) struct Vmm {
     tally: Option<Tally>,
     /// Whether a driver has accepted features, and was not reset since.
     has_driver: bool,
-    /// What the queue does not follow yet: other features of a driver, and its reset.
+    /// Changes that the queue has yet to follow: other features of the driver, and its reset.
     pub(super) has_other_features: bool,
     pub(super) was_reset: bool,
 }

@@ -1,5 +1,5 @@
-//! What the rings have carried, for slipgate's own VMM: words of 64 bits in memory of its own, which it
-//! reads at any time. They are never read here.
+//! Counts of the frames that the rings have carried, for slipgate's own VMM: words of 64 bits in
+//! memory of its own, which it reads at any time. They are never read here.
 use std::{fs::File, sync::atomic::Ordering};
 
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};

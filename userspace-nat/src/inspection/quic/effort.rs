@@ -33,7 +33,7 @@ pub const MAX_WASTED: u32 = 32 * (DERIVATION + TRIAL);
 pub struct Allowance(TokenBucket);
 
 impl Default for Allowance {
-    /// A full budget.
+    /// Returns a budget of which nothing is used.
     fn default() -> Self {
         Self(TokenBucket::new(PER_SECOND, MOST))
     }

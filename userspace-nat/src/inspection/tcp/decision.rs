@@ -16,7 +16,7 @@ use crate::{
 /// Time at which the session is refused, unless the guest acts before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Deadline {
-    /// The end, ns.
+    /// Time of the refusal, ns.
     pub(super) at_ns: u64,
     /// Reason of the refusal. `Silent`: the guest must begin to send. `Slow`: it must complete what
     /// it has begun to send. `Unanswered`: it must close, because its server gave up before all

@@ -119,7 +119,7 @@ pub enum Fate {
 /// State of a session after a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The session continues.
+    /// The session goes on.
     Goes,
     /// The kernel may take the flow over.
     Released,

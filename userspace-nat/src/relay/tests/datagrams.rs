@@ -121,7 +121,7 @@ fn a_second_datagram_keeps_its_port_until_the_client_was_silent() {
         world.with(|relay, cx| relay.on_timer(&|_| false, cx));
     }
     assert_eq!(world.relay.counts(VM).associations, 0);
-    assert_eq!(world.relay.next_deadline_ns(), None);
+    assert_eq!(world.relay.next_deadline_ns(false), None);
     assert_eq!(answer(&mut world, 5353, first, b"late"), Taken::No);
     assert_ne!(ask(&mut world), first);
 }

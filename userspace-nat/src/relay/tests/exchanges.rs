@@ -165,7 +165,7 @@ fn too_many_are_refused_and_harm_none_and_silence_ends_them() {
     world.now_ns += idle_ns;
     timers(&mut world);
     world.assert_empty();
-    assert_eq!(world.relay.next_deadline_ns(), None);
+    assert_eq!(world.relay.next_deadline_ns(false), None);
 }
 
 #[test]

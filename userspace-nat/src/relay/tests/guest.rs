@@ -162,6 +162,13 @@ impl Guest {
         self.socket(handle).abort();
     }
 
+    /// Time at which its stack has something to do, ns.
+    pub(super) fn due_ns(&mut self, now_ns: u64) -> Option<u64> {
+        let now = Instant::from_micros((now_ns / 1_000) as i64);
+        let due = self.interface.poll_at(now, &self.sockets)?;
+        Some(due.total_micros() as u64 * 1_000)
+    }
+
     pub(super) fn step(&mut self, now_ns: u64) {
         let now = Instant::from_micros((now_ns / 1_000) as i64);
         let mut device = Nic(&mut self.inbox, &mut self.outbox);

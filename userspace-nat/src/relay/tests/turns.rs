@@ -61,7 +61,7 @@ fn complete(world: &mut World, clients: &mut [Client], most_ms: u64) {
     });
     world.step(clients);
     world.assert_empty();
-    assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+    assert_eq!(world.relay.next_deadline_ns(false), None, "nobody waits");
 }
 
 /// Steps until a turn's packets are spent and connections wait.
@@ -82,7 +82,7 @@ fn windows_that_open_together_are_filled_a_turn_about() {
     );
 }
 
-/// What the engine has no room for waits as well, and is not lost.
+/// Data that the engine has no room for waits as well, and is not lost.
 #[test]
 fn a_turn_sends_no_more_than_there_is_room_for() {
     let (mut world, _, mut clients) = full(150_000);
@@ -92,6 +92,30 @@ fn a_turn_sends_no_more_than_there_is_room_for() {
     let served = &world.relay.vms[&VM];
     let dropped = served.net.stats.packets_dropped(DropReason::EngineBusy);
     assert_eq!(dropped, 0);
+}
+
+/// The port of user mode takes only what the guest's link has room for.
+#[test]
+fn a_connection_waits_for_a_port_that_is_full_and_goes_on_when_it_has_room() {
+    let (mut world, _, mut clients) = full(150_000);
+    read_all(&mut world);
+    world.out.set_port_room(0);
+    let before = world.to_guest.len();
+    for _ in 0..5 {
+        world.step(&mut clients);
+    }
+    let sent = &world.to_guest[before..];
+    let has_data = |packet: &&Vec<u8>| {
+        let packet = Ipv4::parse(packet).and_then(Packet::parse).unwrap();
+        matches!(packet.transport, Transport::Tcp(tcp) if tcp.payload_len > 0)
+    };
+    assert_eq!(sent.iter().filter(has_data).count(), 0);
+    assert!(!world.relay.queue.is_empty());
+    let next_ns = world.relay.next_deadline_ns(true);
+    assert!(next_ns != Some(0), "the engine would spin");
+    assert_eq!(world.relay.next_deadline_ns(false), Some(0));
+    world.out.set_port_room(usize::MAX);
+    complete(&mut world, &mut clients, 10_000);
 }
 
 /// A fast retransmission may wait for its turn, and is not forgotten.
@@ -143,7 +167,7 @@ fn a_reset_does_not_wait() {
     });
     assert_eq!(resets.count(), CONNECTIONS as usize);
     world.step(&mut clients);
-    assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+    assert_eq!(world.relay.next_deadline_ns(false), None, "nobody waits");
     world.assert_empty();
 }
 
@@ -153,6 +177,6 @@ fn a_vm_that_goes_while_its_connections_wait_is_forgotten() {
     until_they_wait(&mut world, &mut clients);
     world.with(|relay, cx| relay.remove_vm(VM, cx));
     world.step(&mut clients);
-    assert_eq!(world.relay.next_deadline_ns(), None, "nobody waits");
+    assert_eq!(world.relay.next_deadline_ns(false), None, "nobody waits");
     assert_eq!(world.relay.entries.len(), 0);
 }

@@ -3,15 +3,16 @@ use std::{
     collections::HashMap,
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
 };
 
-use nix::libc;
 use slipgate_abi::{Protocol, RuleIndex, Vm6, Vm6Ref, VmId};
 
 use super::{
     super::*,
     guest::{End, Guest},
+    host_sockets,
 };
 use crate::{
     datagram::Datagram,
@@ -23,9 +24,11 @@ use crate::{
 
 pub(super) const VM: VmId = VmId::new(7);
 pub(super) const MS: u64 = 1_000_000;
-/// Looks of one millisecond, real time, after which what is under way has arrived, or is stuck: the
-/// kernel delays acknowledgements of what has arrived by up to 40 ms.
-const MOST_LOOKS: u32 = 3;
+/// Real time after which what is under way between the host's sockets is stuck: the kernel sends again
+/// after 200 ms, and the machine may be busy.
+const STUCK: Duration = Duration::from_secs(30);
+/// Real time between two looks at it, ns.
+const LOOK_NS: u64 = 50_000;
 
 /// Faults of the link. Shares of packets are in percent.
 #[derive(Clone, Copy, Default)]
@@ -74,6 +77,11 @@ impl Cable {
                 self.on_the_way.push((now_ns + late_ns, packet));
             }
         }
+    }
+
+    /// Time at which the next packet arrives, ns.
+    fn due_ns(&self) -> Option<u64> {
+        self.on_the_way.iter().map(|(at_ns, _)| *at_ns).min()
     }
 
     fn take(&mut self, now_ns: u64) -> Vec<Vec<u8>> {
@@ -158,8 +166,10 @@ pub(super) struct World {
     pub(super) leads: HashMap<u16, u16>,
     /// Whether the VM is frozen: nothing passes.
     pub(super) frozen: bool,
-    /// Looks in a row for what the kernel has still to carry.
-    looks: u32,
+    /// Since when the kernel has had to carry something, with nothing else to do.
+    waits_since: Option<Instant>,
+    /// By how much the clock moves at most when nothing is due before, ns.
+    pub(super) most_jump_ns: u64,
     down: Cable,
     up: Cable,
 }
@@ -200,7 +210,8 @@ impl World {
             last_step: (0, 0),
             leads: HashMap::new(),
             frozen: false,
-            looks: 0,
+            waits_since: None,
+            most_jump_ns: MS,
             down: Cable::new(
                 Impairment {
                     garbled: 0,
@@ -292,31 +303,51 @@ impl World {
             self.up.put(&packet, self.now_ns);
         }
         if busy {
-            self.looks = 0;
-        } else if self.looks < MOST_LOOKS && self.is_under_way(clients) {
-            self.looks += 1;
-            self.poller.wait(Some(MS), &mut ready).unwrap();
+            self.waits_since = None;
+        } else if self.is_under_way(clients) {
+            let since = *self.waits_since.get_or_insert_with(Instant::now);
+            assert!(since.elapsed() < STUCK, "{:?}", self.relay.entries);
+            self.poller.wait(Some(LOOK_NS), &mut ready).unwrap();
             for readiness in ready {
-                self.looks = 0;
                 self.with(|relay, cx| relay.on_ready(readiness, cx));
             }
         } else {
-            self.now_ns += MS;
+            self.waits_since = None;
+            self.now_ns = self.next_ns();
         }
     }
 
-    /// Whether a socket of the host has sent something that its peer's has not acknowledged.
+    /// The time at which something happens next, or at which to look again.
+    fn next_ns(&mut self) -> u64 {
+        let (soonest, latest) = (self.now_ns + MS, self.now_ns + self.most_jump_ns);
+        if soonest >= latest {
+            return soonest;
+        }
+        let due = [
+            self.relay.next_deadline_ns(false),
+            self.guest.due_ns(self.now_ns),
+            self.up.due_ns(),
+            self.down.due_ns(),
+        ];
+        let due_ns = due.into_iter().flatten().min().unwrap_or(latest);
+        due_ns.clamp(soonest, latest)
+    }
+
+    /// Whether the kernel has something to carry between a client's socket and one of the relay's.
     fn is_under_way(&self, clients: &[Client]) -> bool {
-        let own = self.relay.entries.values().filter_map(|entry| match entry {
+        let own = self.relay.entries.values().flat_map(|entry| match entry {
             Entry::Connection(connection) => match &connection.kind {
-                Kind::Stream(stream) | Kind::Loopback { stream, .. } => stream.socket(),
-                _ => None,
+                Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
+                    [stream.socket().map(AsFd::as_fd), None]
+                }
+                _ => [None, None],
             },
-            _ => None,
+            Entry::Spliced(spliced) => spliced.sockets().map(|it| it.map(AsFd::as_fd)),
+            _ => [None, None],
         });
+        let own = own.flatten();
         let clients = clients.iter().map(|client| client.stream.as_fd());
-        let mut all = own.map(AsFd::as_fd).chain(clients);
-        all.any(|socket| unacknowledged(socket) > 0)
+        host_sockets::is_anything_under_way(own.chain(clients))
     }
 
     /// A port of the gateway that leads to a service on the host's loopback.
@@ -419,19 +450,11 @@ impl World {
         assert_eq!(live, counts.associations as usize);
         assert_eq!(live as u64, counts.begun - counts.ended);
         let left = self.relay.entries.values();
-        assert!(
-            left.into_iter()
-                .all(|entry| !matches!(entry, Entry::Connection(_) | Entry::Exchange(_)))
-        );
+        assert!(left.into_iter().all(|entry| !matches!(
+            entry,
+            Entry::Connection(_) | Entry::Exchange(_) | Entry::Spliced(_) | Entry::Inside(_)
+        )));
     }
-}
-
-/// Bytes of a TCP socket that its peer has not acknowledged.
-fn unacknowledged(socket: BorrowedFd<'_>) -> libc::c_int {
-    let mut queued: libc::c_int = 0;
-    // SAFETY: the call writes an int.
-    unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
-    queued
 }
 
 /// Bytes that tell where they are.

@@ -1,4 +1,4 @@
-//! What a fragment must be like, and the datagram that fragments become.
+//! Checks a fragment by itself, and builds the datagram of which all fragments are there.
 use slipgate_abi::Protocol;
 
 use crate::{

@@ -2,7 +2,7 @@
 use slipgate_abi::tcp::Flags;
 
 use super::*;
-use crate::tcp::SynOptions;
+use crate::tcp::{SynOptions, Timestamps};
 
 const ISN: u32 = u32::MAX - 5;
 const OURS: u32 = u32::MAX - 100;
@@ -16,6 +16,7 @@ fn syn() -> Segment {
         options: SynOptions {
             mss: Some(1_000),
             window_scale: Some(2),
+            ..SynOptions::default()
         },
         ..Segment::default()
     }
@@ -69,6 +70,7 @@ fn handshake_waits_for_the_hosts_connection() {
             flags: Flags::SYN | Flags::ACK,
             window: u16::MAX,
             window_scale: Some(Some(OUR_SCALE)),
+            ..Header::default()
         }
     );
     // The guest's SYN again, and our timer: the same SYN.
@@ -164,7 +166,8 @@ fn data_is_sent_within_the_window_and_taken_out_when_acknowledged() {
         connection.sendable(),
         Some(Sendable {
             offset: 0,
-            most: 10_000
+            most: 10_000,
+            options_len: 0,
         })
     );
     let header = connection.send(9_500, None, 0);
@@ -180,7 +183,8 @@ fn data_is_sent_within_the_window_and_taken_out_when_acknowledged() {
         connection.sendable(),
         Some(Sendable {
             offset: 5_500,
-            most: 4_500
+            most: 4_500,
+            options_len: 0,
         })
     );
     // Of what was never sent: told, and without effect.
@@ -381,6 +385,19 @@ fn an_old_acknowledgement_opens_no_window() {
     assert_eq!(connection.sendable().map(|place| place.most), Some(10_000));
 }
 
+/// A segment of the guest is lost, so it is behind another's number when it comes, but its
+/// acknowledgement is newer.
+#[test]
+fn a_segment_that_is_sent_again_and_acknowledges_more_says_what_the_window_is() {
+    let mut connection = established();
+    connection.send(4_000, None, 0);
+    connection.receive(&data(1_000, 1_000, 0), 0);
+    let mut again = data(0, 1_000, 4_000);
+    again.window = 500;
+    take_all(&mut connection, &again);
+    assert_eq!(connection.sendable().map(|s| s.most), Some(2_000));
+}
+
 #[test]
 fn rfc9293_a_guest_that_announces_no_mss_gets_that_of_its_family() {
     let plain = Segment {
@@ -445,14 +462,27 @@ fn our_syn_is_sent_until_the_guest_answers_it() {
         flags: Flags::SYN,
         window: u16::MAX,
         window_scale: Some(Some(OUR_SCALE)),
+        sack_permitted: true,
+        timestamps: syn.timestamps,
+        ..Header::default()
     };
     assert_eq!(syn, expected);
+    assert_eq!(syn.timestamps.map(|it| it.echo), Some(0), "offered");
     let mut due_ns = 7;
     for nth in 0..4 {
         let wait_ns = connection.due_ns().unwrap() - due_ns;
         assert_eq!(wait_ns, RETRANSMISSION_NS << nth);
         due_ns += wait_ns;
-        assert_eq!(connection.on_time(due_ns), Due::Send(syn));
+        let value = syn.timestamps.unwrap().value;
+        let later = Timestamps {
+            value: value.wrapping_add(((due_ns - 7) / MILLISECOND_NS) as u32),
+            echo: 0,
+        };
+        let again = Header {
+            timestamps: Some(later),
+            ..syn
+        };
+        assert_eq!(connection.on_time(due_ns), Due::Send(again));
     }
     assert_eq!(connection.sendable(), None, "nothing before its answer");
     let received = connection.receive(&answer(Flags::SYN | Flags::ACK), due_ns);
@@ -552,6 +582,7 @@ fn no_packet_is_longer_than_the_link_or_a_frame_of_too_many() {
         options: SynOptions {
             mss: Some(1),
             window_scale: Some(14),
+            ..SynOptions::default()
         },
         ..syn()
     };
@@ -559,4 +590,46 @@ fn no_packet_is_longer_than_the_link_or_a_frame_of_too_many() {
     connection.connected(ROOM, 0);
     connection.receive(&data(0, 0, 0), 0);
     assert_eq!(connection.sendable().unwrap().most, MOST_SEGMENTS);
+}
+
+#[test]
+fn rfc9293_3_10_7_4_in_time_wait_a_newer_syn_opens_the_next_one_and_an_old_one_is_challenged() {
+    let mut connection = established();
+    assert!(!connection.may_be_followed_by(&syn()), "it stands");
+    connection.state = State::TimeWait;
+    let from = |sequence| Segment { sequence, ..syn() };
+    let last = connection.next_from_guest;
+    // The first one's, come late; behind all that the guest has sent; and before it, by a wrap.
+    for (sequence, may) in [
+        (ISN, false),
+        (last.wrapping_sub(1), false),
+        (last, true),
+        (last.wrapping_add(1 << 30), true),
+        (last.wrapping_sub(1 << 30), false),
+    ] {
+        assert_eq!(connection.may_be_followed_by(&from(sequence)), may);
+    }
+    let challenge = connection.receive(&from(ISN), 0).reply.expect("a reply");
+    assert_eq!(
+        (challenge.flags, challenge.acknowledgement),
+        (Flags::ACK, last)
+    );
+    connection.state = State::Closed;
+    assert!(connection.may_be_followed_by(&from(ISN)));
+}
+
+#[test]
+fn a_scaled_window_is_filled_beyond_64_kib() {
+    let mut connection = established();
+    // Scaled by 2.
+    let wide = Segment {
+        window: 50_000,
+        ..data(0, 0, 0)
+    };
+    connection.receive(&wide, 0);
+    while let Some(place) = connection.sendable() {
+        assert_eq!(place.offset, connection.under_way());
+        connection.send(place.most, None, 0);
+    }
+    assert_eq!(connection.under_way(), 200_000);
 }

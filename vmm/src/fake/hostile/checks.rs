@@ -137,7 +137,10 @@ impl Machine {
             let held = after.is_held(vector);
             assert!(!is.pending || held, "pending and not held after {step:?}");
             assert!(interrupts <= 2, "{interrupts} interrupts of one {step:?}");
-            if interrupts > 0 {
+            // Its many writes reach the vectors' table too, if the guest has moved one area over the other:
+            // a vector may be held before and after them, and not in between.
+            let is_one_access = !matches!(step, Step::BringUp(..));
+            if interrupts > 0 && is_one_access {
                 assert!(
                     !held || !before.is_held(vector),
                     "{vector} was held in {step:?}"

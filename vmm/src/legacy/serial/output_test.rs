@@ -13,7 +13,7 @@ fn start_limited(patience: Duration, limit: Option<u64>) -> (Arc<Output>, Writer
     let (reader, writer) = io::pipe().unwrap();
     let output = Arc::new(Output::new(Arc::default(), patience));
     kick::install().unwrap();
-    let setup: ThreadSetup = Arc::new(|_| Ok(()));
+    let setup: ThreadSetup = ThreadSetup::new(|_| Ok(()));
     let writer = Writer::start(output.clone(), writer.into(), limit, &setup).unwrap();
     (output, writer, OwnedFd::from(reader).into())
 }

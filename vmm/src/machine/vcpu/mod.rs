@@ -38,6 +38,7 @@ use crate::{
     report::{Access, Cause, capture},
     snapshot::{MachineState, SnapshotError, VcpuState},
     thread,
+    virtio::balloon::Target,
 };
 
 pub(crate) use setup::{Made, create, power_on, restore};
@@ -47,6 +48,8 @@ pub(crate) use state::Abilities;
 pub(crate) struct Shared {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) bus: Bus,
+    /// What sets the size of the balloon, if there is one.
+    pub(crate) balloon: Option<Target>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) ending: Ending,
     /// Gate that opens when the machine starts.
@@ -55,7 +58,7 @@ pub(crate) struct Shared {
     pub(crate) stopping: AtomicBool,
     /// Where vCPUs wait while the machine is paused.
     pub(crate) meeting: Meeting,
-    /// What can be saved of a vCPU.
+    /// Parts of a vCPU's state that can be saved.
     pub(crate) abilities: Abilities,
     /// Whether a reset by the guest may begin the machine anew: the threads outlive it.
     pub(crate) may_restart: bool,

@@ -1,6 +1,6 @@
 //! Creates the vCPUs, and sets each to the state in which its guest code begins or goes on.
 use kvm_bindings::{CpuId, Msrs, kvm_lapic_state};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{VcpuFd, VmFd};
 
 use super::state::{self, Abilities};
 use crate::{
@@ -26,13 +26,13 @@ const DELIVER_EXTINT: u32 = 0b111 << 8;
 /// Creates vCPU `index` of `cpus`. The first is at the kernel's entry; the others wait for INIT and
 /// SIPI.
 pub(crate) fn create(
-    kvm: &Kvm,
+    host: &cpuid::Supported,
     vm: &VmFd,
     index: u8,
     cpus: u8,
     kernel: &boot::Loaded,
 ) -> Result<Made, MachineError> {
-    let made = make(kvm, vm, index, cpus)?;
+    let made = make(host, vm, index, cpus)?;
     let vcpu = &made.fd;
     set_msrs(vcpu)?;
     wire_local_apic(vcpu)?;
@@ -58,22 +58,22 @@ pub(crate) fn power_on(made: &Made, can: &Abilities) -> Result<Box<VcpuState>, S
 
 /// Creates vCPU `index` of `cpus` as it was saved.
 pub(crate) fn restore(
-    kvm: &Kvm,
+    host: &cpuid::Supported,
     vm: &VmFd,
     index: u8,
     cpus: u8,
     saved: (&VcpuState, &Abilities),
 ) -> Result<Made, MachineError> {
-    let made = make(kvm, vm, index, cpus)?;
+    let made = make(host, vm, index, cpus)?;
     state::restore(&made.fd, saved.0, &made.cpuid, saved.1)?;
     Ok(made)
 }
 
-fn make(kvm: &Kvm, vm: &VmFd, index: u8, cpus: u8) -> Result<Made, MachineError> {
+fn make(host: &cpuid::Supported, vm: &VmFd, index: u8, cpus: u8) -> Result<Made, MachineError> {
     let fd = vm
         .create_vcpu(index.into())
         .map_err(KvmError::call("creating a vCPU"))?;
-    let cpuid = cpuid::filtered(kvm, index, cpus)?;
+    let cpuid = host.filtered(index, cpus)?;
     fd.set_cpuid2(&cpuid)
         .map_err(KvmError::call("setting a vCPU's CPUID"))?;
     Ok(Made { fd, cpuid })

@@ -35,7 +35,8 @@ const AT_ONCE: usize = 64;
 /// Most MSRs of a state. KVM lists some 200.
 const MAX_MSRS: usize = 4096;
 
-/// What this host's KVM can save, found out before the threads are confined.
+/// Parts of a vCPU's state that this host's KVM can save, found out before the threads are
+/// confined.
 #[derive(Debug)]
 pub(crate) struct Abilities {
     /// MSRs that are part of a vCPU's state.

@@ -15,7 +15,7 @@ const XMM3: usize = (160 + 3 * 16) / 4;
 const XSTATE_BV: usize = 512 / 4;
 
 struct Rig {
-    kvm: Kvm,
+    host: cpuid::Supported,
     can: Abilities,
     vm: kvm_ioctls::VmFd,
     // The VM's memory must stay mapped.
@@ -29,7 +29,7 @@ fn rig() -> Rig {
     Rig {
         can: Abilities::of(&kvm).unwrap(),
         vm: kvm::create(&kvm, &memory).unwrap(),
-        kvm,
+        host: cpuid::Supported::of(&kvm).unwrap(),
         memory,
     }
 }
@@ -38,7 +38,7 @@ fn rig() -> Rig {
 fn saved() -> VcpuState {
     let rig = rig();
     let fd = rig.vm.create_vcpu(0).unwrap();
-    let cpuid = cpuid::filtered(&rig.kvm, 0, 1).unwrap();
+    let cpuid = rig.host.filtered(0, 1).unwrap();
     fd.set_cpuid2(&cpuid).unwrap();
     let mut regs = fd.get_regs().unwrap();
     regs.rbx = 0x1234_5678_9abc;
@@ -55,7 +55,7 @@ fn saved() -> VcpuState {
 fn restored(state: &VcpuState) -> Result<VcpuState, String> {
     let rig = rig();
     let Made { fd, cpuid } =
-        setup::restore(&rig.kvm, &rig.vm, 0, 1, (state, &rig.can)).map_err(|e| e.to_string())?;
+        setup::restore(&rig.host, &rig.vm, 0, 1, (state, &rig.can)).map_err(|e| e.to_string())?;
     Ok(save(&fd, &cpuid, &rig.can).unwrap())
 }
 
@@ -90,7 +90,7 @@ fn a_restore_writes_nothing_to_the_guests_memory() {
         });
     }
     let rig = rig();
-    setup::restore(&rig.kvm, &rig.vm, 0, 1, (&state, &rig.can)).unwrap();
+    setup::restore(&rig.host, &rig.vm, 0, 1, (&state, &rig.can)).unwrap();
     let mut there = [0xff_u8; 12];
     rig.memory
         .read_slice(&mut there, GuestAddress(ADDRESS))
@@ -145,7 +145,7 @@ fn a_guest_that_virtualizes_is_not_saved() {
     require_kvm!();
     let rig = rig();
     let fd = rig.vm.create_vcpu(0).unwrap();
-    let cpuid = cpuid::filtered(&rig.kvm, 0, 1).unwrap();
+    let cpuid = rig.host.filtered(0, 1).unwrap();
     fd.set_cpuid2(&cpuid).unwrap();
     let mut sregs = fd.get_sregs().unwrap();
     sregs.efer |= EFER_SVME;

@@ -25,11 +25,11 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Reads that succeeded.
+    /// Read requests that succeeded.
     reads,
     /// Bytes that they read.
     read_bytes,
-    /// Writes that succeeded.
+    /// Write requests that succeeded.
     writes,
     /// Bytes that they wrote.
     written_bytes,

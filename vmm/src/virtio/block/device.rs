@@ -50,7 +50,7 @@ impl Disk {
     /// machine's, for the name that a guest can ask for.
     ///
     /// # Errors
-    /// The file can't be a disk, the host refuses the thread or an eventfd, or `threads` fails.
+    /// The file can't be a disk, or the host refuses the thread or an eventfd.
     pub fn new(
         number: usize,
         config: DiskConfig,

@@ -217,7 +217,7 @@ impl Rig {
 }
 
 fn setup() -> ThreadSetup {
-    Arc::new(|kind| {
+    ThreadSetup::new(|kind| {
         assert_eq!(kind, ThreadKind::Disk);
         Ok(())
     })

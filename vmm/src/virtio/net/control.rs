@@ -67,7 +67,7 @@ pub(super) struct Start {
     pub(super) set: (usize, Filter),
 }
 
-/// What a snapshot says of the control queue.
+/// State of the control queue in a snapshot.
 pub(super) struct Saved {
     pub(super) progress: Progress,
     pub(super) active: usize,

@@ -172,11 +172,11 @@ impl PairCounters {
     }
 }
 
-/// What a card sends its frames to.
+/// Peer of a card: where its frames go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NetLink {
-    /// A TAP's queues.
+    /// The queues of a TAP.
     #[default]
     Tap,
     /// A socket to another process, a message for each frame.
@@ -191,7 +191,7 @@ pub struct NetCounters {
     pub(super) pairs: Vec<Arc<PairCounters>>,
     pub(super) control: ControlCounters,
     pub(super) link: OnceLock<NetLink>,
-    /// What another process has counted that serves the rings.
+    /// Counts of another process that serves the rings.
     pub(super) tally: OnceLock<Tally>,
 }
 
@@ -233,7 +233,7 @@ impl NetCounters {
 /// The card's counters at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NetSnapshot {
-    /// What its frames go to.
+    /// Peer that its frames go to.
     pub link: NetLink,
     /// Counters of each queue pair, in order.
     pub pairs: Vec<PairSnapshot>,

@@ -70,7 +70,7 @@ impl Limit {
         Ok(usize::try_from(room).unwrap_or(usize::MAX))
     }
 
-    /// Charges what passed.
+    /// Takes the tokens of packets that have passed.
     pub(super) fn charge(&self, bytes: u64, packets: u64) {
         if let Some(mut limiter) = self.lock() {
             limiter.charge(bytes, packets);

@@ -69,7 +69,7 @@ pub struct NetConfig {
     pub taps: Vec<OwnedFd>,
     /// Method of reading and writing frames.
     pub io: IoMethod,
-    /// Most that passes.
+    /// Limits on the rate of bytes and packets.
     pub rates: NetRates,
     /// The file that the machine's memory is in, of [`shared_bytes`]: the one descriptor of `taps` is a
     /// stream socket then, and the process at its other end serves the rings. Such a card has no

@@ -38,7 +38,7 @@ pub(super) struct Tx {
     left: usize,
 }
 
-/// What [`Tx::gather`] found.
+/// Result of [`Tx::gather`]: which frames it found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Gathered {
     /// Whether there were frames.

@@ -44,7 +44,7 @@ pub(super) enum Command {
     Start(Box<Start>),
     /// Start or stop reading from the TAP.
     Active(bool),
-    /// What the guest accepts from now on; for a card whose rings the engine serves.
+    /// Offloads that the guest accepts from now on; for a card whose rings the engine serves.
     Offloads(Offloads),
     /// The interrupt vector of this queue is another; for such a card.
     Vector(u16),

@@ -44,7 +44,7 @@ pub(super) struct Lifecycle {
     pub(super) wanted: u64,
     pub(super) queues: Vec<QueueState>,
     active: bool,
-    /// What the device said when it was suspended.
+    /// State that the device gave when it was suspended.
     suspended: Option<DeviceState>,
     /// Activation of a device that was restored, until the machine goes on.
     restored: Option<Box<Activation>>,

@@ -54,7 +54,7 @@ pub(super) struct Connection {
     /// Which ends still send and receive.
     host: Open,
     guest: Open,
-    /// What the guest was told of the host's end.
+    /// State of the host's end, as the guest was told.
     told: Open,
     /// Bytes from the guest, those of them that went on, and the number of which it was told:
     /// modulo 2^32.

@@ -26,7 +26,7 @@ use crate::{
 
 /// The queues for the guest's packets, for those of the host, and for events.
 const QUEUE_SIZES: &[u16] = &[QUEUE_SIZE, QUEUE_SIZE, QUEUE_SIZE];
-/// VIRTIO_VSOCK_F_STREAM: stream sockets.
+/// Feature bit VIRTIO_VSOCK_F_STREAM: the device has stream sockets.
 const F_STREAM: u32 = 0;
 
 /// The virtio socket device.
@@ -40,7 +40,7 @@ impl Vsock {
     /// Starts the device's thread, which calls `threads` first.
     ///
     /// # Errors
-    /// The address is reserved, the host refuses the thread or a descriptor, or `threads` fails.
+    /// The address is reserved, or the host refuses the thread or a descriptor.
     pub fn new(
         config: VsockConfig,
         threads: &ThreadSetup,

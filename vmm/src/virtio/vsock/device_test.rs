@@ -210,7 +210,7 @@ impl Rig {
 }
 
 fn setup() -> ThreadSetup {
-    Arc::new(|kind| {
+    ThreadSetup::new(|kind| {
         assert_eq!(kind, ThreadKind::Vsock);
         Ok(())
     })
@@ -311,3 +311,6 @@ proptest! {
         drop(rig.exchange());
     }
 }
+
+#[path = "copies_test.rs"]
+mod copies;

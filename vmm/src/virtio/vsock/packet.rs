@@ -7,7 +7,7 @@ pub(super) const HOST_CID: u64 = 2;
 /// Type of a stream socket.
 pub(super) const STREAM: u16 = 1;
 
-/// Operations (5.10.6, `virtio_vsock_op`).
+/// Operations of packets (virtio 5.10.6, `virtio_vsock_op`).
 pub(super) mod operation {
     pub(in super::super) const REQUEST: u16 = 1;
     pub(in super::super) const RESPONSE: u16 = 2;
@@ -23,7 +23,7 @@ pub(super) const SHUTDOWN_RECEIVE: u32 = 1;
 /// Flag of SHUTDOWN: the sender sends no more.
 pub(super) const SHUTDOWN_SEND: u32 = 2;
 
-/// A packet's header.
+/// Header of a packet, in host order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) src_cid: u64,

@@ -10,6 +10,10 @@ use std::{
 
 use libc::iovec;
 
+#[cfg(test)]
+#[path = "staged_test.rs"]
+pub(super) mod staged;
+
 /// Most pieces of one call (IOV_MAX).
 const MAX_PIECES: usize = 1024;
 
@@ -42,6 +46,11 @@ pub(super) fn accept(listener: &UnixListener) -> io::Result<OwnedFd> {
 /// # Safety
 /// The pieces are mapped memory.
 pub(super) unsafe fn write(socket: &OwnedFd, pieces: &[iovec]) -> io::Result<usize> {
+    #[cfg(test)]
+    if staged::is_on() {
+        // SAFETY: as of this function.
+        return unsafe { staged::write(socket, pieces) };
+    }
     let count = pieces.len().min(MAX_PIECES) as i32;
     // SAFETY: as of this function; `count` is the number of pieces, or less.
     again(|| unsafe { libc::writev(socket.as_raw_fd(), pieces.as_ptr(), count) })
@@ -52,6 +61,11 @@ pub(super) unsafe fn write(socket: &OwnedFd, pieces: &[iovec]) -> io::Result<usi
 /// # Safety
 /// The pieces are mapped memory that may be written to.
 pub(super) unsafe fn read(socket: &OwnedFd, pieces: &[iovec]) -> io::Result<usize> {
+    #[cfg(test)]
+    if staged::is_on() {
+        // SAFETY: as of this function.
+        return unsafe { staged::read(socket, pieces) };
+    }
     let count = pieces.len().min(MAX_PIECES) as i32;
     // SAFETY: as of this function; `count` is the number of pieces, or less.
     again(|| unsafe { libc::readv(socket.as_raw_fd(), pieces.as_ptr(), count) })

@@ -39,7 +39,7 @@ pub(super) struct Switch<'a> {
     is_ready: [bool; MAX_CONNECTIONS],
     /// RSTs for the guest.
     resets: VecDeque<Header>,
-    /// Room for pieces.
+    /// Buffer for the pieces of a packet's payload, reused.
     scratch: Vec<iovec>,
 }
 

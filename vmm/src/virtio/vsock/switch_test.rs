@@ -15,7 +15,7 @@ use crate::virtio::vsock::{
 
 const CID: u32 = 7;
 const PORT: u32 = 80;
-/// No packet.
+/// No packet is expected.
 const NONE: [u16; 0] = [];
 /// Credit that the guest gives.
 const ROOM: u32 = 10_000;
@@ -139,7 +139,7 @@ fn of(op: u16, header: Header) -> Header {
     Header { op, ..header }
 }
 
-/// What is there to read now.
+/// Reads everything that is there.
 fn read(stream: &mut UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {

@@ -1,8 +1,10 @@
-//! What holds for a flow holds for one of either family: each test runs for both.
+//! Tests that hold for flows of either family: each runs for IPv4 and IPv6.
+mod behaviour;
 mod changes;
 mod errors;
 mod flows;
 mod forwards;
+mod mappings;
 mod routed;
 mod rules;
 
@@ -82,7 +84,7 @@ impl Family {
         ]
     }
 
-    /// What the peer answers to a translated opener.
+    /// Builds the peer's answer to a translated opener.
     fn answer(&self, sent: &[u8]) -> Vec<u8> {
         let packet = read(sent);
         let ports = packet.transport.ports().unwrap();

@@ -156,3 +156,36 @@ fn a_routed_guest_has_no_address_of_the_host() {
     rig.guest(1, &from(Ipv6Addr::new(0xfd00, 0, 0, 2, 0, 0, 0, 0x78)));
     assert_eq!(rig.flows(), 1);
 }
+
+#[test]
+fn a_single_address_is_routed_and_its_neighbours_are_not() {
+    let setup = Setup {
+        ipv6: Some(ipnet::Ipv6Net::new(GUEST6, 128).unwrap()),
+        ..routed()
+    };
+    let (mut rig, family) = (Rig::with(setup), own());
+    let key = (GUEST6.into(), 128, 58);
+    rig.kernel.borrow_mut().forwards6.insert(key, (1, 101));
+    for opener in family.openers(40_000) {
+        assert_eq!(rig.guest(1, &opener), Handling::Engine(Handover::Miss));
+        let sent = rig.at_world().pop().expect("it goes out");
+        assert_eq!(read(&sent).ip.source, family.guest);
+        assert_eq!(rig.world(&family.answer(&sent)), Handling::Fast);
+    }
+    assert_eq!((rig.flows(), rig.at_guest().len()), (3, 3));
+    let beside = IpAddr::V6(Ipv6Addr::from_bits(GUEST6.to_bits() ^ 1));
+    let spoofed = udp((beside, 40_000), family.server(), b"x");
+    let dropped = Handling::Dropped(DropReason::Spoofed);
+    assert_eq!(rig.guest(1, &spoofed), dropped);
+    // Of the world's packets only those to the address itself are the VM's.
+    let to = |guest: IpAddr| syn(family.server(), (guest, 80), 1);
+    let no_flow = Handling::Dropped(DropReason::NoFlow);
+    assert_eq!(rig.world(&to(family.guest)), no_flow);
+    assert_eq!(rig.world(&to(beside)), Handling::Passed);
+    // It may be the neighbour's.
+    let key = (GUEST6.to_bits() ^ 1, 128, 58);
+    let key = (Ipv6Addr::from_bits(key.0).into(), key.1, key.2);
+    rig.kernel.borrow_mut().forwards6.insert(key, (2, 102));
+    assert_eq!(rig.world(&to(beside)), no_flow);
+    assert_eq!(rig.dropped(2, DropReason::NoFlow), 1);
+}

@@ -1,4 +1,4 @@
-//! Ends, resets, cuts.
+//! How inspected connections end: by FIN, by reset, and by a cut.
 use slipgate_abi::{Handover, Refusal, Verdict, VmId, VmRow, tcp::Flags};
 
 use slipgate_model::Subject;

@@ -1,4 +1,4 @@
-//! Deadline and bounds.
+//! Limits of inspected connections: their deadline, and bounds on memory.
 use slipgate_abi::{Protocol, Refusal, VmId, VmRow, tcp::Flags};
 
 use super::{super::rig::*, scene::*};

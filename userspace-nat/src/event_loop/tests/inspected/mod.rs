@@ -1,4 +1,4 @@
-//! Inspected connections.
+//! Tests of connections that an inspect rule admits.
 mod again;
 mod early;
 mod effort;

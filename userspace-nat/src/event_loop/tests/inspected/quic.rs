@@ -1,4 +1,4 @@
-//! QUIC.
+//! Inspection of QUIC connections.
 use slipgate_abi::{DropReason, Handover, VmId};
 
 use super::{super::rig::*, scene::*};

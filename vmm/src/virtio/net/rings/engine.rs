@@ -55,7 +55,7 @@ mod request {
     pub(super) const SET_TALLY: u32 = 0x5347_0001;
 }
 
-/// The connection.
+/// Connection to the engine that serves the rings.
 pub(super) struct Engine {
     /// `None` once it has ended.
     socket: Option<UnixStream>,
@@ -71,7 +71,7 @@ pub(super) struct RingPlace {
     /// Guest addresses of descriptors, used and available ring.
     pub(super) parts: [u64; 3],
     pub(super) kick: RawFd,
-    /// What interrupts; `None`: the driver wants no interrupts.
+    /// Descriptor that interrupts the driver; `None`: it wants no interrupts.
     pub(super) call: Option<RawFd>,
     pub(super) broken: RawFd,
 }
@@ -97,7 +97,7 @@ impl Engine {
         self.socket.as_ref().map(UnixStream::as_raw_fd)
     }
 
-    /// Closes the connection.
+    /// Closes the connection to the engine.
     pub(super) fn leave(&mut self) {
         if let Some(socket) = self.socket.take() {
             // The card has a copy.
@@ -140,7 +140,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts a ring.
+    /// Has the engine start a ring at this place.
     pub(super) fn start(&mut self, ring: u32, place: &RingPlace) -> io::Result<()> {
         self.send_words(request::SET_VRING_NUM, [ring, place.size.into()])?;
         self.send_words(request::SET_VRING_BASE, [ring, place.next.into()])?;

@@ -51,7 +51,7 @@ use crate::{
     virtio::{EnabledQueue, Signals, mailbox::Inbox},
 };
 
-/// The card's thread.
+/// The thread of a card whose rings the engine serves.
 pub(super) struct FrontEnd {
     engine: Engine,
     inbox: Inbox<Command>,
@@ -61,14 +61,14 @@ pub(super) struct FrontEnd {
     broken: EventFd,
 }
 
-/// What is served.
+/// Settings with which the engine serves the rings, and where it goes on.
 struct Serving {
     start: Start,
     /// Available index from which the engine goes on, of the queue to the guest and that from it.
     next: [u16; 2],
 }
 
-/// What the thread has to look at.
+/// Events that the thread has to handle.
 #[derive(Clone, Copy, Default)]
 struct Seen {
     engine: bool,
@@ -283,7 +283,7 @@ impl Serving {
         [&self.start.rx, &self.start.tx]
     }
 
-    /// What the driver accepts of the engine, at this time.
+    /// Returns the features that the driver accepts of the engine, at this time.
     fn features(&self) -> u64 {
         let guest = Features::toward_guest(Offloads::all());
         let turned_off = guest & !Features::toward_guest(self.start.offloads);

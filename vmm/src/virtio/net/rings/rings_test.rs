@@ -16,7 +16,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket as _;
 
 use super::{super::stepped::tests::enabled, *};
 use crate::{
-    GuestMemory, memory,
+    GuestMemory, ThreadSetup, memory,
     snapshot::Model,
     virtio::{
         Activation, VirtioDevice as _,
@@ -37,7 +37,7 @@ const SET_TALLY: u32 = 0x5347_0001;
 const WAIT: Duration = Duration::from_secs(20);
 const GUEST_TSO4: u64 = 1 << 7;
 
-/// What the driver has been told; and lines of its own for queues 0 and 1.
+/// Records the driver's notifications, with lines of its own for queues 0 and 1.
 struct Recorder {
     lines: [EventFd; 2],
     needs_reset: AtomicBool,
@@ -125,7 +125,7 @@ impl Rig {
         let counters = NetCounters::new(1);
         let mut config = NetConfig::new([2, 0, 0, 0, 0, 1], 1500, vec![OwnedFd::from(ours)]);
         config.shared = Some(copy());
-        let net = Net::new(config, Arc::new(|_| Ok(())), Arc::clone(&counters)).unwrap();
+        let net = Net::new(config, ThreadSetup::new(|_| Ok(())), Arc::clone(&counters)).unwrap();
         let memory = memory::shared(MEMORY, copy(), shared_bytes(MEMORY)).unwrap();
         let line = || EventFd::new(EFD_NONBLOCK).unwrap();
         Rig {

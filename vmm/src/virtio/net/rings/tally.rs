@@ -1,4 +1,4 @@
-//! What the engine has counted of the rings, in memory that it writes and this process reads.
+//! Reads the engine's counts of the rings, from memory that the engine writes.
 use std::{fs::File, io, sync::atomic::Ordering};
 
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};

@@ -1,0 +1,138 @@
+//! Sockets of the host for flows, made before they are needed.
+//!
+//! # Theory of operation
+//! A flow that the host has no socket for must be refused before it is admitted, visibly, and must not
+//! take from live ones. So admission asks first ([`HostSockets::lacks`]): a socket of the flow's kind is
+//! made then and kept, and the flow takes it when its first packet leaves. That makes no more system
+//! calls than to make it later, and one socket more of each kind. When the thread has nothing else to do,
+//! the next one of a kind that was taken is made ([`HostSockets::make_next`]), so that a first packet does
+//! not wait for that.
+//!
+//! The kernel gives the lowest number that is free. A number close to the limit therefore says that
+//! nearly all are used, by whatever: the last [`KEPT`] are not for flows, but for relayed connections,
+//! resolvers, a guest that connects again, and captures. Sockets that are only kept ready for relays
+//! ([`crate::relay::NamespaceSockets`]) are none of the last ones either.
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    net::IpAddr,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt},
+};
+use slipgate_abi::Protocol;
+
+/// Descriptors that flows leave for other things.
+pub const KEPT: u64 = 64;
+
+/// Kinds of sockets: TCP, UDP and ICMP, each of two families.
+const KINDS: usize = 6;
+
+/// The host's sockets for flows.
+#[derive(Debug)]
+pub struct HostSockets {
+    /// Descriptors that the process may have.
+    most: u64,
+    /// One of each kind at most.
+    made: RefCell<[Option<OwnedFd>; KINDS]>,
+    /// What was taken last.
+    taken: Cell<Option<(IpAddr, Protocol)>>,
+}
+
+impl HostSockets {
+    /// `most`: descriptors that the process may have (`RLIMIT_NOFILE`).
+    pub const fn new(most: u64) -> Self {
+        Self {
+            most,
+            made: RefCell::new([const { None }; KINDS]),
+            taken: Cell::new(None),
+        }
+    }
+
+    /// Whether the host has no socket for one more flow to `remote`, since it is out of descriptors or
+    /// memory. What else it may refuse, the flow's first packet shows.
+    pub fn lacks(&self, remote: IpAddr, protocol: Protocol) -> bool {
+        let Ok(mut made) = self.made.try_borrow_mut() else {
+            return false;
+        };
+        let place = &mut made[kind_of(remote, protocol)];
+        if place.is_some() {
+            return false;
+        }
+        match self.make(remote, protocol) {
+            Ok(socket) => {
+                *place = Some(socket);
+                false
+            }
+            Err(error) => is_shortage(&error),
+        }
+    }
+
+    /// Takes a socket of this kind, which does not block.
+    ///
+    /// # Errors
+    /// The host refuses to make one.
+    pub(crate) fn take(&self, remote: IpAddr, protocol: Protocol) -> io::Result<OwnedFd> {
+        self.taken.set(Some((remote, protocol)));
+        let made = self.made.try_borrow_mut().ok();
+        let made = made.and_then(|mut made| made[kind_of(remote, protocol)].take());
+        made.map_or_else(|| self.make(remote, protocol), Ok)
+    }
+
+    /// Makes the next socket of the kind that was taken last.
+    pub(crate) fn make_next(&self) {
+        if let Some((remote, protocol)) = self.taken.take() {
+            // Why there is none, admission finds out.
+            self.lacks(remote, protocol);
+        }
+    }
+
+    fn make(&self, remote: IpAddr, protocol: Protocol) -> io::Result<OwnedFd> {
+        let (family, ping) = match remote {
+            IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+            IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+        };
+        let (kind, protocol) = match protocol {
+            Protocol::Tcp => (SockType::Stream, None),
+            Protocol::Icmp | Protocol::Icmpv6 => (SockType::Datagram, Some(ping)),
+            Protocol::Udp => (SockType::Datagram, None),
+        };
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let socket = socket(family, kind, flags, protocol)?;
+        if socket.as_raw_fd() as u64 >= self.most.saturating_sub(KEPT) {
+            return Err(Errno::EMFILE.into());
+        }
+        if remote.is_ipv6() {
+            // The kernel refuses IPv4 addresses in IPv6 form then, too.
+            setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+        }
+        // A port is used for many destinations at once, each with a socket of its own.
+        setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+        Ok(socket)
+    }
+}
+
+fn kind_of(remote: IpAddr, protocol: Protocol) -> usize {
+    let of_family = match protocol {
+        Protocol::Tcp => 0,
+        Protocol::Udp => 1,
+        Protocol::Icmp | Protocol::Icmpv6 => 2,
+    };
+    of_family + 3 * usize::from(remote.is_ipv6())
+}
+
+/// Whether an error is about what the host is short of, and not about this socket.
+fn is_shortage(error: &io::Error) -> bool {
+    use nix::libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    matches!(
+        error.raw_os_error(),
+        Some(EMFILE | ENFILE | ENOBUFS | ENOMEM)
+    )
+}
+
+#[cfg(test)]
+#[path = "host_sockets_test.rs"]
+mod tests;

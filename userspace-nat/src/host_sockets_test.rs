@@ -1,0 +1,63 @@
+use std::{
+    fs::File,
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use super::*;
+
+const REMOTES: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 7)),
+];
+
+#[test]
+fn flows_leave_the_last_descriptors_and_what_was_promised_is_there() {
+    // Numbers are the process's, whose other tests have some: far above all of these.
+    let numbers = File::open("/dev/null").unwrap().as_raw_fd() as u64 + 1_000;
+    for remote in REMOTES {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let none = HostSockets::new(KEPT);
+            assert!(none.lacks(remote, protocol), "{remote} {protocol:?}");
+            let error = none.take(remote, protocol).map(drop).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(nix::libc::EMFILE));
+
+            let mut sockets = HostSockets::new(numbers + KEPT);
+            assert!(!sockets.lacks(remote, protocol), "{remote} {protocol:?}");
+            // The flow that was admitted has its socket, though no other would have one.
+            sockets.most = 0;
+            assert!(!sockets.lacks(remote, protocol));
+            assert!(sockets.take(remote, protocol).is_ok());
+            assert!(sockets.lacks(remote, protocol), "{remote} {protocol:?}");
+            // And as soon as there are some, the next.
+            sockets.most = numbers + KEPT;
+            assert!(!sockets.lacks(remote, protocol));
+        }
+    }
+}
+
+#[test]
+fn the_next_socket_of_a_kind_that_was_taken_is_made_ahead() {
+    for remote in REMOTES {
+        let mut sockets = HostSockets::new(1 << 20);
+        sockets.make_next();
+        assert!(sockets.made.borrow().iter().all(Option::is_none));
+        drop(sockets.take(remote, Protocol::Tcp).unwrap());
+        sockets.make_next();
+        sockets.most = 0;
+        assert!(!sockets.lacks(remote, Protocol::Tcp), "{remote}");
+        assert!(sockets.lacks(remote, Protocol::Udp), "{remote}");
+        // Only one of them.
+        drop(sockets.take(remote, Protocol::Tcp).unwrap());
+        sockets.make_next();
+        assert!(sockets.lacks(remote, Protocol::Tcp), "{remote}");
+    }
+}
+
+#[test]
+fn a_kind_of_socket_that_is_forbidden_is_no_shortage() {
+    let forbidden = io::Error::from(Errno::EACCES);
+    assert!(!is_shortage(&forbidden));
+    for short in [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM] {
+        assert!(is_shortage(&short.into()), "{short}");
+    }
+}

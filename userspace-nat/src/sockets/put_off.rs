@@ -1,0 +1,89 @@
+//! What is put off until nothing else is to be done.
+//!
+//! # Theory of operation
+//! When both sides of a connection have ended, its socket is closed, and the guest's FIN acknowledged.
+//! Each takes as long as the kernel takes to carry the segment to its end, and often the guest's next
+//! connection is behind them already. So they are done when the thread would wait otherwise
+//! ([`crate::port::FrameIo::rest`]), or once there are [`MOST`] of a kind, or after [`LONGEST_NS`].
+use std::os::fd::OwnedFd;
+
+use nix::sys::epoll::Epoll;
+
+use super::{Sockets, ToGuest};
+
+/// Sockets, or acknowledgements, from which on what is put off is done at a turn's end.
+const MOST: usize = 16;
+/// Longest time for which something is put off while the thread is busy, ns.
+const LONGEST_NS: u64 = 1_000_000;
+
+/// What is put off.
+#[derive(Debug, Default)]
+pub(super) struct PutOff {
+    /// Sockets to close.
+    closed: Vec<OwnedFd>,
+    /// Keys of connections whose acknowledgement is the last.
+    acknowledgements: Vec<u32>,
+    /// Time by which the first of these is to be done, ns; `None` until the turn's end.
+    due_ns: Option<u64>,
+}
+
+impl PutOff {
+    /// Where sockets go that are to be closed.
+    pub(super) fn closed(&mut self) -> &mut Vec<OwnedFd> {
+        &mut self.closed
+    }
+
+    /// Puts off the last acknowledgement of a connection.
+    pub(super) fn acknowledge(&mut self, key: u32) {
+        // Again for a FIN that came again.
+        if self.acknowledgements.last() != Some(&key) {
+            self.acknowledgements.push(key);
+        }
+    }
+
+    /// Closes the sockets that are to be closed.
+    pub(super) fn close_all(&mut self) {
+        self.closed.clear();
+    }
+
+    fn is_empty(&self) -> bool {
+        self.closed.is_empty() && self.acknowledgements.is_empty()
+    }
+
+    /// Time by which it is to be done, ns; `None` if nothing is put off.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        self.due_ns.filter(|_| !self.is_empty())
+    }
+
+    /// At the end of a turn: whether it is time.
+    pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let due_ns = *self.due_ns.get_or_insert(now_ns + LONGEST_NS);
+        let are_many = self.closed.len() >= MOST || self.acknowledgements.len() >= MOST;
+        are_many || due_ns <= now_ns
+    }
+}
+
+impl Sockets {
+    /// Whether something was put off.
+    pub fn has_put_off(&self) -> bool {
+        !self.put_off.is_empty()
+    }
+
+    /// Does what was put off.
+    pub fn do_put_off(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) {
+        self.put_off.due_ns = None;
+        self.put_off.close_all();
+        let mut keys = std::mem::take(&mut self.put_off.acknowledgements);
+        for key in keys.drain(..) {
+            self.stream_sends(key, epoll, guest, now_ns);
+        }
+        self.put_off.acknowledgements = keys;
+    }
+}
+
+#[cfg(test)]
+#[path = "put_off_test.rs"]
+mod tests;
