@@ -1,18 +1,22 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use proptest::prelude::*;
-use slipgate_abi::{
-    Ip4,
-    segment::{self, Segments},
-};
+use slipgate_abi::segment::{self, Segments};
 
 use super::*;
 use crate::{fake, packet::build, port::single};
 
-const GATEWAY: Ip4 = Ip4 {
-    octets: [10, 0, 2, 2],
-};
-const GUEST: Ip4 = Ip4 {
-    octets: [10, 0, 2, 15],
-};
+/// Gateway and guest, of either family.
+const ENDS: [[IpAddr; 2]; 2] = [
+    [
+        IpAddr::V4(Ipv4Addr::new(10, 0, 2, 2)),
+        IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15)),
+    ],
+    [
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2)),
+        IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x15)),
+    ],
+];
 const RST: u8 = Flags::RST;
 
 #[derive(Clone, Debug)]
@@ -26,9 +30,9 @@ struct Tcp {
     payload: usize,
 }
 
-fn packet(tcp: &Tcp) -> Vec<u8> {
+fn packet([gateway, guest]: [IpAddr; 2], tcp: &Tcp) -> Vec<u8> {
     let mut packet = Vec::new();
-    build::ip(&mut packet, GATEWAY, GUEST, 6, |out| {
+    build::ip(&mut packet, gateway, guest, 6, |out| {
         let begin = out.len();
         out.extend_from_slice(&[0, 80, 0x80, 0]);
         out.extend_from_slice(&tcp.sequence.to_be_bytes());
@@ -39,7 +43,7 @@ fn packet(tcp: &Tcp) -> Vec<u8> {
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&tcp.options);
         out.extend((0..tcp.payload).map(|at| (tcp.sequence as usize + at) as u8));
-        let sum = Sum::default().pseudo(GATEWAY, GUEST, 6, out.len() - begin);
+        let sum = Sum::default().pseudo(gateway, guest, 6, out.len() - begin);
         let sum = sum.bytes(&out[begin..]).finish();
         out[begin + 16..begin + 18].copy_from_slice(&sum.to_be_bytes());
     });
@@ -92,56 +96,66 @@ fn joined(packets: &[Vec<u8>]) -> Vec<(VirtioNetHdr, usize, Vec<Vec<u8>>)> {
 
 #[test]
 fn a_full_window_goes_in_frames_as_long_as_they_may_be() {
-    let segment = |nth: u32| Tcp {
-        // Over the end of the sequence space.
-        sequence: 0xffff_0000_u32.wrapping_add(nth * 1_460),
-        acknowledgement: 5,
-        window: 1_000,
-        flags: Flags::ACK,
-        options: Vec::new(),
-        payload: 1_460,
-    };
-    let mut packets: Vec<_> = (0..60).map(|nth| packet(&segment(nth))).collect();
-    packets.push(packet(&Tcp {
-        payload: 17,
-        flags: Flags::ACK | PSH | Flags::FIN,
-        ..segment(60)
-    }));
-    let frames = joined(&packets);
-    let lengths: Vec<_> = frames.iter().map(|(_, len, _)| *len).collect();
-    assert_eq!(lengths, [40 + 44 * 1_460, 40 + 16 * 1_460 + 17]);
-    assert!(frames.iter().all(|(offload, ..)| offload.gso_size == 1_460));
-    let cut: Vec<_> = frames.into_iter().flat_map(|(.., cut)| cut).collect();
-    assert_eq!(cut, packets);
+    for ends in ENDS {
+        let segment = |nth: u32| Tcp {
+            // Over the end of the sequence space.
+            sequence: 0xffff_0000_u32.wrapping_add(nth * 1_440),
+            acknowledgement: 5,
+            window: 1_000,
+            flags: Flags::ACK,
+            options: Vec::new(),
+            payload: 1_440,
+        };
+        let mut packets: Vec<_> = (0..60).map(|nth| packet(ends, &segment(nth))).collect();
+        let last = Tcp {
+            payload: 17,
+            flags: Flags::ACK | PSH | Flags::FIN,
+            ..segment(60)
+        };
+        packets.push(packet(ends, &last));
+        let frames = joined(&packets);
+        let lengths: Vec<_> = frames.iter().map(|(_, len, _)| *len).collect();
+        let headers_len = Version::of(ends[0]).header_len() + 20;
+        let longest = headers_len + 45 * 1_440;
+        assert_eq!(lengths, [longest, headers_len + 15 * 1_440 + 17]);
+        assert!((MAX_LEN - 1_440 + 1..=MAX_LEN).contains(&longest));
+        assert!(frames.iter().all(|(offload, ..)| offload.gso_size == 1_440));
+        let cut: Vec<_> = frames.into_iter().flat_map(|(.., cut)| cut).collect();
+        assert_eq!(cut, packets);
+    }
 }
 
 #[test]
 fn segments_with_timestamps_of_one_tick_go_together() {
-    let segment = |nth: u32, tick: u8| {
-        packet(&Tcp {
-            sequence: nth * 1_448,
-            acknowledgement: 5,
-            window: 1_000,
-            flags: Flags::ACK,
-            options: vec![1, 1, 8, 10, 0, 0, 0, tick, 0, 0, 0, 9],
-            payload: 1_448,
-        })
-    };
-    let packets: Vec<_> = [1, 1, 1, 2, 2]
-        .into_iter()
-        .zip(0..)
-        .map(|(tick, nth)| segment(nth, tick))
-        .collect();
-    let frames = joined(&packets);
-    let lengths: Vec<_> = frames.iter().map(|(_, len, _)| *len).collect();
-    assert_eq!(lengths, [52 + 3 * 1_448, 52 + 2 * 1_448]);
-    assert!(
-        frames
-            .iter()
-            .all(|(offload, ..)| offload.hdr_len == 14 + 52)
-    );
-    let cut: Vec<_> = frames.into_iter().flat_map(|(.., cut)| cut).collect();
-    assert_eq!(cut, packets);
+    for ends in ENDS {
+        let segment = |nth: u32, tick: u8| {
+            let tcp = Tcp {
+                sequence: nth * 1_428,
+                acknowledgement: 5,
+                window: 1_000,
+                flags: Flags::ACK,
+                options: vec![1, 1, 8, 10, 0, 0, 0, tick, 0, 0, 0, 9],
+                payload: 1_428,
+            };
+            packet(ends, &tcp)
+        };
+        let packets: Vec<_> = [1, 1, 1, 2, 2]
+            .into_iter()
+            .zip(0..)
+            .map(|(tick, nth)| segment(nth, tick))
+            .collect();
+        let frames = joined(&packets);
+        let headers_len = Version::of(ends[0]).header_len() + 32;
+        let lengths: Vec<_> = frames.iter().map(|(_, len, _)| *len).collect();
+        assert_eq!(lengths, [3, 2].map(|count| headers_len + count * 1_428));
+        assert!(
+            frames
+                .iter()
+                .all(|(offload, ..)| usize::from(offload.hdr_len) == 14 + headers_len)
+        );
+        let cut: Vec<_> = frames.into_iter().flat_map(|(.., cut)| cut).collect();
+        assert_eq!(cut, packets);
+    }
 }
 
 /// Difference of a segment from a plain continuation of the one before.
@@ -160,6 +174,7 @@ proptest! {
     /// Joined and segmented again, any packets stay the same, in the same order.
     #[test]
     fn what_is_joined_is_cut_into_what_it_was(
+        ends in prop::sample::select(&ENDS[..]),
         first in any::<u32>(),
         options in prop_oneof![
             Just(Vec::new()),
@@ -201,7 +216,7 @@ proptest! {
                 }
                 Next::Flags(flags) => tcp.flags = flags,
             }
-            packets.push(packet(&tcp));
+            packets.push(packet(ends, &tcp));
         }
         let cut: Vec<_> = joined(&packets).into_iter().flat_map(|(.., cut)| cut).collect();
         prop_assert_eq!(cut, packets);

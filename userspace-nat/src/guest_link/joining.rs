@@ -8,7 +8,8 @@ use slipgate_abi::segment::MIN_TCP_GSO_SIZE;
 use super::framing::FrameReader;
 use crate::{
     gso::Run,
-    port::{ETHERNET_LEN, ETHERTYPE_IPV4, L3_AT, VNET_LEN, VirtioNetHdr},
+    packet::Version,
+    port::{ETHERNET_LEN, ETHERTYPE_IPV4, ETHERTYPE_IPV6, L3_AT, VNET_LEN, VirtioNetHdr},
 };
 
 /// Completes the frame at the beginning of `into`, `len` bytes with room for its `virtio_net_hdr`, by the
@@ -41,12 +42,22 @@ pub fn join(reader: &mut FrameReader, into: &mut [u8], len: usize) -> usize {
     end
 }
 
-/// Returns the IPv4 packet of a frame that has nothing else in it.
+/// Returns the IP packet of a frame that has nothing else in it.
 fn packet(frame: &[u8]) -> Option<&[u8]> {
     let (ethernet, l3) = frame.split_at_checked(ETHERNET_LEN)?;
-    let total = u16::from_be_bytes([*l3.get(2)?, *l3.get(3)?]);
-    let is_whole = usize::from(total) == l3.len();
-    (is_whole && ethernet.ends_with(&ETHERTYPE_IPV4.to_be_bytes())).then_some(l3)
+    let ethertype = u16::from_be_bytes([ethernet[12], ethernet[13]]);
+    let field = |at: usize| {
+        Some(usize::from(u16::from_be_bytes([
+            *l3.get(at)?,
+            *l3.get(at + 1)?,
+        ])))
+    };
+    let total = match ethertype {
+        ETHERTYPE_IPV4 => field(2)?,
+        ETHERTYPE_IPV6 => field(4)? + Version::V6.header_len(),
+        _ => return None,
+    };
+    (total == l3.len()).then_some(l3)
 }
 
 #[cfg(test)]
