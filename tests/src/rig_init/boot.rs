@@ -69,7 +69,8 @@ pub(crate) fn given() -> Option<bool> {
     Some(status.is_ok_and(|status| status.success()))
 }
 
-fn mount(kind: &CStr, place: &CStr) -> Result<()> {
+/// Mounts a file system that needs no data.
+pub(crate) fn mount(kind: &CStr, place: &CStr) -> Result<()> {
     // SAFETY: NUL-terminated strings, no data.
     let mounted = unsafe {
         libc::mount(

@@ -8,6 +8,7 @@
 
 mod boot;
 mod checks;
+mod limits;
 mod nested;
 mod saved;
 mod stuck;

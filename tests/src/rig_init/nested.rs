@@ -23,7 +23,7 @@ use slipgate_testbed::{
     world::UPLINK,
 };
 
-use crate::stuck;
+use crate::{limits::Limits, stuck};
 
 /// A kernel under two emulations.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
@@ -79,23 +79,37 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
     let initramfs = Path::new(NESTED).join("initramfs");
     let report = Path::new(NESTED).join("report.json");
     let mut nat = None;
+    let mut limits = None;
     let mut command = match vmm {
         NestedVmm::Slipgate => {
-            let mut command = Command::new(slipgate::binary()?);
-            command
-                .args(["run", "--tap", TAP, "--uplink", UPLINK])
-                .args(client.nat_flags())
-                .args(["--cpus", "2", "--queues", "2", "--memory", "256"])
-                .args(["--cmdline", PARAMETERS])
-                .arg("--pin-dir")
-                .arg(pins.path())
-                .arg("--kernel")
-                .arg(kernel)
-                .arg("--initrd")
-                .arg(initramfs)
-                .arg("--report")
-                .arg(&report);
-            command
+            let run = |limits: &[String]| {
+                let mut command = Command::new(slipgate::binary()?);
+                command
+                    .args(["run", "--tap", TAP, "--uplink", UPLINK])
+                    .args(client.nat_flags())
+                    .args(["--cpus", "2", "--queues", "2", "--memory", "256"])
+                    .args(["--cmdline", PARAMETERS])
+                    .arg("--pin-dir")
+                    .arg(pins.path())
+                    .arg("--kernel")
+                    .arg(&kernel)
+                    .arg("--initrd")
+                    .arg(&initramfs)
+                    .arg("--report")
+                    .arg(&report)
+                    .args(limits)
+                    .stdin(Stdio::null());
+                Ok::<_, Error>(command)
+            };
+            let limits = limits.insert(Limits::make()?);
+            let killed = world
+                .host
+                .output_with(run(&limits.flags_that_kill())?, &[122])?;
+            limits.check_killed(
+                killed.status.code(),
+                &String::from_utf8_lossy(&killed.stderr),
+            )?;
+            run(&limits.flags())?
         }
         NestedVmm::Qemu => {
             let made = format!("tuntap add {TAP} mode tap multi_queue vnet_hdr");
@@ -137,6 +151,7 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
     let pid = running.id();
     let watch = thread::spawn(move || stuck::watch(pid, &heard));
     let mut console = String::new();
+    let mut checked = limits.as_ref();
     for line in BufReader::new(out.into_iter().next().ok_or_else(no_pipe)?).split(b'\n') {
         let line = line.tried("read the guest's console")?;
         let line = String::from_utf8_lossy(&line);
@@ -144,12 +159,16 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         println!("{line}");
         // Who was to hear it may have given up.
         let _ = alive.send(());
+        if let Some(limits) = checked.take() {
+            limits.check_running()?;
+        }
         console.push_str(line);
         console.push('\n');
     }
     drop(alive);
     let timed_out = watch.join().unwrap_or(true);
     let status = running.wait().tried("wait for the VMM")?;
+    limits.map_or(Ok(()), |limits| limits.check_left())?;
     let mut stderr = errors.join().unwrap_or_default();
     if let Some(nat) = nat {
         stderr.push_str(&nat.stderr());
