@@ -89,9 +89,6 @@ impl Plan {
             stand
                 .set_congestion_control(&self.settings.congestion_control)
                 .ok();
-            if ipv6 {
-                stand.set_congestion_control_of_ipv6(&self.settings.congestion_control)?;
-            }
             stand.hold(true)?;
             Ok(stand)
         };

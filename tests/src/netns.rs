@@ -358,6 +358,12 @@ impl NetNs {
         for route in own.filter_map(|line| route_with(line, &name)) {
             self.ip_alone(&format!("route replace {route} table local"))?;
         }
+        let ipv6 = self.ip_alone("-6 route show")?;
+        // Those of a router's advertisement are its own to change.
+        let ipv6 = ipv6.lines().filter(|line| !line.contains(" expires "));
+        for route in ipv6.filter_map(|line| route_with(line, &name)) {
+            self.ip_alone(&format!("-6 route replace {route}"))?;
+        }
         Ok(())
     }
 

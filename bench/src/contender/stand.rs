@@ -206,22 +206,6 @@ impl Stand {
         Ok(self.world.set_congestion_control(name)?)
     }
 
-    /// Sets TCP's congestion control on the IPv6 routes of the guest, the host and the world, which
-    /// goes before a namespace's default. The testbed does so for IPv4, where it has to.
-    ///
-    /// # Errors
-    /// A route can't be replaced.
-    pub(crate) fn set_congestion_control_of_ipv6(&self, name: &str) -> Result<()> {
-        for ns in [&self.guest_ns, &self.world.host, &self.world.net] {
-            let routes = ns.ip("-6 route show")?;
-            let by_device = |line: &&str| line.contains(" dev ") && !line.starts_with("unreach");
-            for route in routes.lines().filter(by_device) {
-                ns.ip(&format!("-6 route replace {} congctl {name}", route.trim()))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Returns the guest's namespace.
     pub(crate) fn guest_ns(&self) -> &NetNs {
         &self.guest_ns

@@ -4,7 +4,9 @@
 //! stream. `--nocapture` prints the figures.
 
 use std::{
-    fmt, thread,
+    fmt,
+    net::IpAddr,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -18,7 +20,17 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{Stand, WAIT};
+use crate::{
+    Cell, Stand, WAIT,
+    matrix::{cells, matrix},
+};
+
+matrix! {
+    a_stream_gets_its_rate_and_a_short_queue_each_way: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md).";
+    a_stream_over_a_distance_gets_its_rate: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md).";
+}
 
 /// 100 Mb/s, L3 bytes per second.
 const RATE: f64 = 12_500_000.0;
@@ -28,8 +40,11 @@ const RATES: [&str; 4] = [
     "--rx-bytes-per-second",
     "12500000",
 ];
-/// Data and length of a full segment with timestamps, bytes.
-const SEGMENT: (f64, f64) = (1_448.0, 1_500.0);
+/// Length of a full segment, bytes, and of its data by IPv4, with timestamps.
+const SEGMENT_LEN: f64 = 1_500.0;
+const IPV4_DATA_LEN: f64 = 1_448.0;
+/// What IPv6's header is longer by, bytes.
+const MORE_HEADER_LEN: f64 = 20.0;
 const MEASURED_FOR: Duration = Duration::from_secs(5);
 const STALL: Duration = Duration::from_secs(10);
 /// Largest increase of the round trip by a full queue.
@@ -62,7 +77,7 @@ impl fmt::Display for Figures {
 }
 
 /// Round trips, sorted, at least one, over this time.
-fn round_trips(server: &UdpServer, during: Duration) -> Vec<Duration> {
+fn round_trips(server: &UdpServer<IpAddr>, during: Duration) -> Vec<Duration> {
     let until = Instant::now() + during;
     let mut all = Vec::new();
     while all.is_empty() || Instant::now() < until {
@@ -75,11 +90,21 @@ fn round_trips(server: &UdpServer, during: Duration) -> Vec<Duration> {
     all
 }
 
+/// Part of the rate that a stream's packets had.
+fn share(rate: &tcp::Rate, cell: Cell) -> f64 {
+    let data_len = match cell.is_ipv6() {
+        true => IPV4_DATA_LEN - MORE_HEADER_LEN,
+        false => IPV4_DATA_LEN,
+    };
+    rate.bits_per_second() / 8.0 * SEGMENT_LEN / data_len / RATE
+}
+
 fn measure(stand: &Stand, control: &str, up: bool) -> Figures {
     stand.world.set_congestion_control(control).unwrap();
     stand.guest.ns.set_congestion_control(control).unwrap();
-    let streams = TcpServer::start(&stand.world.net, (SERVER, 80), TcpService::Streams).unwrap();
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let server = stand.cell.server();
+    let streams = TcpServer::start(&stand.world.net, (server, 80), TcpService::Streams).unwrap();
+    let echo = UdpServer::start(&stand.world.net, (server, 7), UdpService::Echo).unwrap();
     let idle = stand.run(|| round_trips(&echo, Duration::from_millis(500)));
     let dropped = stand.dropped("byte_rate");
     let address = streams.address();
@@ -98,7 +123,7 @@ fn measure(stand: &Stand, control: &str, up: bool) -> Figures {
     });
     assert!(!rate.stalled);
     let figures = Figures {
-        share: rate.bits_per_second() / 8.0 * SEGMENT.1 / SEGMENT.0 / RATE,
+        share: share(&rate, stand.cell),
         idle: idle[idle.len() / 2],
         loaded: loaded[loaded.len() / 2],
         loaded_p95: loaded[loaded.len() * 95 / 100],
@@ -109,11 +134,9 @@ fn measure(stand: &Stand, control: &str, up: bool) -> Figures {
     figures
 }
 
-#[test]
-fn a_stream_gets_its_rate_and_a_short_queue_each_way() {
-    require_root_and_tun!();
+fn a_stream_gets_its_rate_and_a_short_queue_each_way(cell: Cell) {
     let _turn = turns::alone("it measures a stream's rate and round trips beside it");
-    let stand = Stand::new(&RATES);
+    let stand = Stand::of(cell, &RATES);
     for control in ["cubic", "reno"] {
         for up in [true, false] {
             let figures = measure(&stand, control, up);
@@ -132,16 +155,14 @@ fn a_stream_gets_its_rate_and_a_short_queue_each_way() {
     }
 }
 
-#[test]
-fn a_stream_over_a_distance_gets_its_rate() {
-    require_root_and_tun!();
+fn a_stream_over_a_distance_gets_its_rate(cell: Cell) {
     let _turn = turns::alone("it measures a stream's rate and round trips beside it");
     let mut guest = GuestConfig::new("tap0");
     guest.impairment = Some(Impairment {
         delay: Duration::from_millis(5),
         ..Impairment::none(1)
     });
-    let stand = Stand::with(WorldConfig::default(), guest, &RATES);
+    let stand = Stand::of_guest(cell, guest, WorldConfig::default(), &[], &[], &RATES);
     for control in ["cubic", "reno"] {
         for up in [true, false] {
             let figures = measure(&stand, control, up);
@@ -181,7 +202,7 @@ fn what_cannot_be_shaped_is_policed_and_said() {
             true => tcp::rate_up(server.address(), MEASURED_FOR, STALL).unwrap(),
             false => tcp::rate_down(server.address(), MEASURED_FOR, STALL).unwrap(),
         });
-        let share = rate.bits_per_second() / 8.0 * SEGMENT.1 / SEGMENT.0 / RATE;
+        let share = share(&rate, cells::hybrid_ipv4);
         println!("policed, up {up}: {share:.3} of the rate");
         // It holds all the same.
         assert!(share < 1.05, "{share}");
