@@ -8,7 +8,7 @@ use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use slipgate_testbed::{
-    MicroVm, PinDir, Slipgate, World, requirements,
+    MicroVm, MicroVmEnd, PinDir, Slipgate, World, requirements,
     servers::{Answer, DnsServer},
     signal, slipgate,
     world::{SERVER, UPLINK},
@@ -106,7 +106,7 @@ fn one_round(quick: bool) -> Result<Sample> {
 
     let mut base = start(&["--memory", "128", "--cmdline", WORK, "--name", "base"])?;
     base.await_line("\"lease\"", WAIT)?;
-    save(&world, &base, &dir)?;
+    save(&world, &base, &dir, None)?;
     end(base)?;
 
     let restore = dir.display().to_string();
@@ -155,12 +155,15 @@ fn one_round(quick: bool) -> Result<Sample> {
     Ok(Sample::of(&measured).with("clones", firsts.len() as f64))
 }
 
-/// Has the machine saved.
-fn save(world: &World, vm: &MicroVm, dir: &Path) -> Result<()> {
+/// Has the machine saved, whole or what differs from a base.
+pub(crate) fn save(world: &World, vm: &MicroVm, dir: &Path, base: Option<&Path>) -> Result<()> {
     let mut command = Command::new(slipgate::binary()?);
     command
         .args(["snapshot", &vm.broker_pid().to_string()])
         .arg(dir);
+    if let Some(base) = base {
+        command.arg("--diff").arg(base);
+    }
     world.host.output(command)?;
     Ok(())
 }
@@ -177,19 +180,8 @@ impl Times {
     /// Ends a machine that has its answer.
     fn of(vm: MicroVm) -> Result<Self> {
         let end = end(vm)?;
-        let line = |what: &str| {
-            let said = |line: &&slipgate_testbed::Line| {
-                line.json().is_some_and(|json| json["workload"] == what)
-            };
-            let line = end.lines.iter().find(said);
-            let line = line.with_context(|| format!("it did not say {what}: {:?}", end.lines))?;
-            Ok::<_, anyhow::Error>(line.after.as_secs_f64() * 1e3)
-        };
-        let (waited, answered) = (line("wait")?, line("dns")?);
-        let first_line = end.report["first_line_us"].as_f64();
-        let first_line = first_line.context("its report has no first_line_us")? / 1e3;
-        let first_ms = waited - first_line;
-        ensure!(first_ms > 0.0, "its first line came before it ran");
+        let (waited, answered) = (said_ms(&end, "wait")?, said_ms(&end, "dns")?);
+        let first_ms = first_instruction_ms(&end)?;
         let of = |value: &serde_json::Value| Some(value.as_f64()? / 1e3);
         let prepared_ms = of(&end.report["prepared_us"]).context("it has no prepared_us")?;
         let stage = |(_, key): (&str, &str)| of(&end.report["stages"][key]).unwrap_or(f64::NAN);
@@ -203,7 +195,26 @@ impl Times {
 }
 
 /// Ends a machine in order.
-fn end(vm: MicroVm) -> Result<slipgate_testbed::MicroVmEnd> {
+pub(crate) fn end(vm: MicroVm) -> Result<MicroVmEnd> {
     signal(vm.broker_pid(), libc::SIGTERM);
     Ok(vm.finish(WAIT)?)
+}
+
+/// Returns when a machine's guest told of its first workload of a kind, ms from the start of the command.
+fn said_ms(end: &MicroVmEnd, what: &str) -> Result<f64> {
+    let said =
+        |line: &&slipgate_testbed::Line| line.json().is_some_and(|json| json["workload"] == what);
+    let line = end.lines.iter().find(said);
+    let line = line.with_context(|| format!("it did not say {what}: {:?}", end.lines))?;
+    Ok(line.after.as_secs_f64() * 1e3)
+}
+
+/// Returns when the first instruction ran of a machine that was restored in a wait, ms from the start of
+/// the command. The end of the wait is the guest's first line.
+pub(crate) fn first_instruction_ms(end: &MicroVmEnd) -> Result<f64> {
+    let first_line = end.report["first_line_us"].as_f64();
+    let first_line = first_line.context("its report has no first_line_us")? / 1e3;
+    let first_ms = said_ms(end, "wait")? - first_line;
+    ensure!(first_ms > 0.0, "its first line came before it ran");
+    Ok(first_ms)
 }

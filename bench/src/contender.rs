@@ -17,7 +17,7 @@ use slipgate_testbed::{
 
 use self::in_kernel::InKernel;
 pub(crate) use self::{
-    process::{NatProcess, Scheduled, scheduled, version, version_of},
+    process::{NatProcess, Scheduled, named, scheduled, version, version_of},
     slipgate::own_version,
     stand::{Link, Stand},
     user_mode::{ALL as USER_MODE, CURRENT as USER_MODE_CURRENT, UserMode},

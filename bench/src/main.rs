@@ -6,6 +6,9 @@
 //!              ├ dns            questions answered, beside dnsmasq and unbound
 //!              ├ fleet          many VMs that come and go
 //!              ├ clones         machines that go on from one snapshot
+//!              ├ snapshots      a whole one, and differences on it
+//!              ├ vsock          streams between host and guest, beside vhost-device-vsock
+//!              ├ disk           random reads, beside QEMU's virtio-blk
 //!              ├ scale          a thousand to a million live flows
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
 //!              ├ rootless       slipgate exec beside pasta and slirp4netns
@@ -17,6 +20,7 @@ mod clones;
 mod conditions;
 mod contender;
 mod cpu_time;
+mod disk;
 mod dns;
 mod dns_exchange;
 mod family;
@@ -24,6 +28,7 @@ mod fleet;
 mod generator;
 mod goals;
 mod guest_frames;
+mod guest_machine;
 mod injector;
 mod machine;
 mod microvm;
@@ -38,7 +43,9 @@ mod results;
 mod rootless;
 mod run;
 mod scale;
+mod snapshots;
 mod statistics;
+mod vsock;
 mod workload;
 mod workload_names;
 
@@ -52,6 +59,7 @@ use crate::{
     clones::CLONE,
     conditions::Conditions,
     contender::Contender,
+    disk::DISK,
     family::{Families, Family, is_ipv6, without_family},
     fleet::{FLEET, PARTS},
     machine::Pinning,
@@ -60,6 +68,8 @@ use crate::{
     rootless::PARTS as ROOTLESS,
     run::{Plan, Settings},
     scale::SCALE,
+    snapshots::SNAPSHOT,
+    vsock::VSOCK,
     workload::{Limits, Workload},
 };
 
@@ -82,7 +92,8 @@ struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
     /// relay, rootless (rootless-exec, rootless-forward, rootless-vm), rates, fleet (fleet-add,
-    /// fleet-restart, fleet-flood, fleet-workers), clone, programs; by request only: scale
+    /// fleet-restart, fleet-flood, fleet-workers), clone, snapshot, vsock, disk, programs; by request
+    /// only: scale
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Families of addresses in which the workloads are measured; other parts are of IPv4 unless
@@ -180,6 +191,8 @@ fn main() -> Result<()> {
         true => microvm::measure(parts, machines, rounds, args.quick, &mut conditions),
         false => Vec::new(),
     };
+    let vsock = wanted(VSOCK).then(|| vsock::measure(rounds, args.quick, &mut conditions));
+    let disk = wanted(DISK).then(|| disk::measure(rounds, args.quick, &mut conditions));
     if let Some(cpu) = pinning.ends {
         // Threads and processes started from now on inherit it; those in the middle are moved.
         affinity::pin_thread(cpu)?;
@@ -205,12 +218,15 @@ fn main() -> Result<()> {
     let scale = args.only.iter().any(|part| part == SCALE);
     let scale = scale.then(|| scale::measure(&settings, args.quick, args.family));
     let clone = wanted(CLONE).then(|| clones::measure(&settings, args.quick));
+    let snapshot = wanted(SNAPSHOT).then(|| snapshots::measure(&settings, args.quick));
     let plan = Plan {
         contenders,
         workloads,
         settings,
     };
-    let parts = [dns, relay, rootless, forwards, rates, fleet, scale, clone];
+    let parts = [
+        dns, relay, rootless, forwards, rates, fleet, scale, clone, snapshot, vsock, disk,
+    ];
     let programs = programs.then_some(args.family);
     let report = measure(&plan, conditions, programs, microvm, parts)?;
     print!("{}", report.text());
@@ -222,7 +238,7 @@ fn measure(
     conditions: Conditions,
     programs: Option<Families>,
     microvm: Vec<Cell>,
-    parts: [Option<(Vec<Cell>, Vec<Table>)>; 8],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 11],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -308,11 +324,14 @@ fn chosen_workloads(only: &[String], families: Families) -> Result<Vec<Box<dyn W
             FLEET,
             SCALE,
             CLONE,
+            SNAPSHOT,
+            VSOCK,
+            DISK,
         ];
         let parts = [&PARTS[..], &ROOTLESS].concat();
         if !ours.contains(&name) && !parts.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {SCALE}, {}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {SCALE}, {SNAPSHOT}, {VSOCK}, {DISK}, {}, {PROGRAMS}",
                 known.join(", "),
                 parts.join(", ")
             );

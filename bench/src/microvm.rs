@@ -8,7 +8,7 @@
 //! of CI no CPU would be left for the rest.
 
 mod contender;
-mod placement;
+pub(crate) mod placement;
 pub(crate) mod ring;
 
 use std::{collections::BTreeMap, time::Duration};

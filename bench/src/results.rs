@@ -88,6 +88,16 @@ pub(crate) fn tables(
     workloads.iter().flat_map(of_workload).collect()
 }
 
+/// Gives each table a row for each contender that this machine does not have, with the reason.
+pub(crate) fn add_missing(tables: &mut [Table], missing: &[(&'static str, String)]) {
+    for table in tables {
+        let rows = missing
+            .iter()
+            .map(|(name, why)| Row::missing(name, why.clone()));
+        table.rows.extend(rows);
+    }
+}
+
 fn table(
     metric: Metric,
     workload: &str,

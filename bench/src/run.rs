@@ -13,7 +13,7 @@ use crate::{
     contender::{Contender, Stand},
     family::is_ipv6,
     machine::Pinning,
-    results::{self, Cell, Row, Table},
+    results::{self, Cell, Table},
     workload::{Limits, Sample, Workload},
 };
 
@@ -144,13 +144,7 @@ pub(crate) fn compare(
     };
     let cells = plan.run();
     let mut tables = plan.tables(reference, &cells);
-    let missing = &conditions.missing[missing_before..];
-    for table in &mut tables {
-        let rows = missing
-            .iter()
-            .map(|(name, why)| Row::missing(name, why.clone()));
-        table.rows.extend(rows);
-    }
+    results::add_missing(&mut tables, &conditions.missing[missing_before..]);
     (cells, tables)
 }
 

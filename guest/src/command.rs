@@ -15,12 +15,15 @@
 //! serve PORT [PORT…] TIME            for this time, echo data on these ports, TCP and UDP
 //! reset                              reset the machine, which ends it or begins it anew
 //! wait TIME                          no traffic of its own; frames are still answered
+//! fill MIB                           fill so much memory with bytes of its own, and keep it
 //! disk N write|check BYTES           predictable bytes to the start of disk N, and a flush; or they
 //!                                    are read and checked. Done first, in order
 //! disk N random BYTES COUNT [xM]     COUNT reads of 4 KiB at random places of such BYTES, M at once (up
 //!                                    to 32), and each checked
 //! vsock echo PORT N                  on a port of vsock, send back what comes, until N connections of
 //!                                    the host have ended. Done behind the disks, in order
+//! vsock sink PORT N BYTES            the same, but each connection takes BYTES and sends a receipt
+//! vsock source PORT N BYTES          the same, but each connection is sent BYTES of zeroes
 //! balloon report MIB                 fill so much memory, report it as free to the balloon, and use it
 //!                                    again; done behind vsock's work, in order
 //! balloon follow TIME                for this time, give the balloon what it asks for, and take it back
@@ -64,8 +67,9 @@ const USAGES: &[&str] = &[
     "serve PORT [PORT…] TIME, as serve 7 5s",
     "reset",
     "wait TIME, as wait 60ms",
+    "fill MIB",
     "disk N write|check BYTES, or disk N random BYTES COUNT [xM]",
-    "vsock echo PORT N",
+    "vsock echo PORT N, or vsock sink|source PORT N BYTES",
     "balloon report MIB|follow TIME, as balloon follow 5s",
     "selftest",
 ];
@@ -167,6 +171,11 @@ pub enum Workload {
         /// Duration of the wait, milliseconds.
         ms: u32,
     },
+    /// Fills memory, which stays taken until the end.
+    Fill {
+        /// How much, MiB.
+        mib: u32,
+    },
     /// Writes predictable bytes to a disk or checks them, before the network is used.
     Disk {
         /// Number of the disk, in the order of the PCI bus.
@@ -210,6 +219,7 @@ impl Workload {
             Workload::Serve { .. } => "serve",
             Workload::Reset => "reset",
             Workload::Wait { .. } => "wait",
+            Workload::Fill { .. } => "fill",
             Workload::Disk { .. } => "disk",
             Workload::Vsock(_) => "vsock",
             Workload::Balloon(_) => "balloon",
@@ -305,16 +315,37 @@ pub enum DiskWork {
     },
 }
 
-/// Work of the workload `vsock`.
+/// Work of the workload `vsock`: a port is served until so many connections have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VsockWork {
-    /// Echoes what comes on a port, until so many connections have ended.
-    Echo {
-        /// Port of the guest.
-        port: u32,
-        /// Number of connections after which it ends.
-        count: u32,
-    },
+pub struct VsockWork {
+    /// What the port does.
+    pub service: VsockService,
+    /// Port of the guest.
+    pub port: u32,
+    /// Number of connections after which it ends.
+    pub count: u32,
+}
+
+/// What a port of vsock does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VsockService {
+    /// Sends back what comes.
+    Echo,
+    /// Takes so many bytes, then sends a receipt.
+    Sink(u64),
+    /// Sends so many zeroes.
+    Source(u64),
+}
+
+impl VsockService {
+    /// Returns the service's word on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            VsockService::Echo => "echo",
+            VsockService::Sink(_) => "sink",
+            VsockService::Source(_) => "source",
+        }
+    }
 }
 
 /// Work of `balloon`.

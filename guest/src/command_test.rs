@@ -15,11 +15,18 @@ fn every_workload_is_read() {
     let line = " dns www.example.test.; dns a.test 192.0.2.53;ping 10.0.2.2 3; crr 10.1.0.2:80 1000 x2;\
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2; stream 10.1.0.2:9 5 mixed x64;\
-        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; wait 0; wait 60ms;\
+        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; fill 3; wait 0; wait 60ms;\
         wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024;\
-        disk 2 random 8192 9; disk 2 random 4096 7 x32; vsock echo 5 3; balloon report 16;\
-        balloon follow 2s; selftest;;";
+        disk 2 random 8192 9; disk 2 random 4096 7 x32; vsock echo 5 3; vsock sink 6 1 70000;\
+        vsock source 7 2 4096; balloon report 16; balloon follow 2s; selftest;;";
     let target = || server("10.1.0.2", 9);
+    let vsock = |service, port, count| {
+        Workload::Vsock(VsockWork {
+            service,
+            port,
+            count,
+        })
+    };
     let connections = |server, count, at_once, exchange| Workload::Connections {
         server,
         count,
@@ -76,6 +83,7 @@ fn every_workload_is_read() {
             flood(64, 1),
             flood(1500, 2),
             Workload::Reset,
+            Workload::Fill { mib: 3 },
             Workload::Wait { ms: 0 },
             Workload::Wait { ms: 60 },
             Workload::Wait { ms: 2000 },
@@ -91,7 +99,9 @@ fn every_workload_is_read() {
             disk(1, DiskWork::Check, 1024),
             disk(2, random(9, 1), 8192),
             disk(2, random(7, 32), 4096),
-            Workload::Vsock(VsockWork::Echo { port: 5, count: 3 }),
+            vsock(VsockService::Echo, 5, 3),
+            vsock(VsockService::Sink(70_000), 6, 1),
+            vsock(VsockService::Source(4096), 7, 2),
             Workload::Balloon(BalloonWork::Report { mib: 16 }),
             Workload::Balloon(BalloonWork::Follow { ms: 2000 }),
             Workload::SelfTest,
@@ -147,6 +157,7 @@ fn what_is_wrong_is_named() {
         ("wait 5000000s", "no time in milliseconds or seconds"),
         ("wait 5m", "as 60ms or 2s; it is `wait TIME"),
         ("wait", "a time, as 60ms or 2s, is missing"),
+        ("fill 0", "`0` is not how many MiB; it is `fill MIB`"),
         ("serve 5s", "`5s` is not a port; it is `serve PORT"),
         ("serve 7", "a time, as 60ms or 2s, is missing"),
         ("serve 7 20000 5s", "ports from 1 to 16383"),
@@ -160,9 +171,11 @@ fn what_is_wrong_is_named() {
         ("disk 0 read", "`write`, `check` or `random` is due"),
         (
             "vsock send 5",
-            "`echo` is due where `send` is; it is `vsock echo PORT N`",
+            "`echo`, `sink` or `source` is due where `send` is; it is `vsock echo PORT N, or",
         ),
         ("vsock echo 5", "how many connections is missing"),
+        ("vsock sink 5 1", "how many bytes is missing"),
+        ("vsock echo 5 1 7", "`7` is one word too many"),
         ("selftest now", "`now` is one word too many"),
         ("address 10.0.2.15 10.0.2.2", "10.0.2.15/24"),
         ("address 10.0.2.15/31 10.0.2.2", "10.0.2.15/24"),

@@ -18,6 +18,7 @@ use machine::{
 };
 use slipgate_guest::{
     firmware::{acpi, pvh},
+    json::Object,
     pci,
     run::{STATUS_FAILED, STATUS_PASSED, Shared, run},
     selftest::{self, Bench},
@@ -179,6 +180,9 @@ fn work_on_vsock(config: &bus::Config, command_line: &str) -> bool {
     let device = device.map(bring_up).transpose();
     let mut device = device.unwrap_or_else(|why| panic!("{why}"));
     for work in shared.vsock_work() {
+        let port = u64::from(work.port);
+        let listening = Object::about("listening", "vsock").number("port", port);
+        console::print_line(&listening.into_line());
         let (line, well) = workload::vsock::work(device.as_mut(), &Machine::new(1), work);
         console::print_line(&line.into_line());
         passed &= well;

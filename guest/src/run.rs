@@ -33,7 +33,7 @@ use crate::{
     net::{Lanes, Lease, Stack, Turn, lease},
     platform::{Nic, NicCounters, Platform},
     report,
-    workload::{DnsError, Plan, ping, resolve, serve},
+    workload::{DnsError, Plan, fill, ping, resolve, serve},
 };
 
 /// Exit status: all workloads passed.
@@ -272,6 +272,15 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
                 });
                 self.print(Object::about("workload", "wait").number("ms", (*ms).into()));
                 true
+            }
+            Workload::Fill { mib } => {
+                let filled = fill(*mib, self.stack.now_ns());
+                let line = Object::about("workload", "fill").number("mib", (*mib).into());
+                self.print(match filled {
+                    true => line,
+                    false => line.text("error", "there is not so much memory"),
+                });
+                filled
             }
             Workload::Serve { ports, ms } => {
                 self.print(report::serving(ports, *ms));

@@ -8,6 +8,7 @@ pub mod connection;
 mod connections;
 pub mod disk;
 mod dns;
+mod fill;
 mod flood;
 mod ping;
 mod request_response;
@@ -100,6 +101,7 @@ impl Plan {
             | Workload::Serve { .. }
             | Workload::Reset
             | Workload::Wait { .. }
+            | Workload::Fill { .. }
             | Workload::Disk { .. }
             | Workload::Vsock(_)
             | Workload::Balloon(_)
@@ -110,7 +112,7 @@ impl Plan {
     }
 }
 
-pub(crate) use self::{dns::resolve, ping::ping, serve::serve};
+pub(crate) use self::{dns::resolve, fill::fill, ping::ping, serve::serve};
 
 /// Reason why a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,6 +28,7 @@
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
 //! | the built-in guest under `slipgate run` or QEMU | [`builtin_guest`] |
+//! | CPU time of a process's threads | [`cpu_time`] |
 //! | pages for a pool of the host's | [`HugePages`] |
 //! | tests that can't run beside others | [`turns::alone`] |
 //! | tests that can't run here | [`require_root_and_tun!`], [`skipped!`] |
@@ -65,6 +66,7 @@ pub mod builtin_guest;
 mod capture;
 pub mod census;
 pub mod clients;
+pub mod cpu_time;
 pub mod dhcp;
 pub mod dhcpv6;
 pub mod dns_wire;

@@ -1,9 +1,9 @@
 //! A NAT that runs as a process: its start, CPU pinning, CPU time and end.
 
 use std::{
-    fs,
+    env, fs,
     io::Read,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
     time::Duration,
@@ -142,6 +142,15 @@ fn threads(pid: u32) -> Result<Vec<u32>> {
     Ok(names
         .filter_map(|name| name.to_str()?.parse().ok())
         .collect())
+}
+
+/// Returns the path of the program that a variable names.
+///
+/// # Errors
+/// The variable is not set.
+pub(crate) fn named(variable: &str) -> Result<PathBuf> {
+    let named = env::var_os(variable).map(PathBuf::from);
+    named.with_context(|| format!("{variable} names no binary"))
 }
 
 /// Returns the first line that a program prints as its version.

@@ -1,14 +1,12 @@
 //! Combinations of a VMM and a network, each in a world of its own.
 
 use std::{
-    env,
-    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use slipgate_testbed::{
     PinDir, Slipgate, World, baseline,
     builtin_guest::{
@@ -19,7 +17,7 @@ use slipgate_testbed::{
 };
 
 use super::placement::Placement;
-use crate::contender::{self, MTU};
+use crate::contender::{self, MTU, named};
 
 /// A VMM with its network, and the number of its vCPUs and queue pairs where that can vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +93,6 @@ const TAP: &str = "tap0";
 /// Variables that name programs that the distribution does not have, or has in an old version.
 const PASST: &str = "SLIPGATE_PASST";
 const GVPROXY: &str = "SLIPGATE_GVPROXY";
-
-fn named(variable: &str) -> Result<PathBuf> {
-    let named = env::var_os(variable).map(PathBuf::from);
-    named.with_context(|| format!("{variable} names no binary"))
-}
 
 impl Contender {
     /// Returns the contender's name, as in the tables.

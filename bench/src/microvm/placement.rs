@@ -23,14 +23,14 @@ const LOOKS_AFTER: u32 = 3;
 
 /// CPUs of a machine with one vCPU; `None` if only one CPU is available.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     vcpu: usize,
     others: usize,
 }
 
 impl Placement {
     /// Chooses CPUs of this machine; `None` if it has only one.
-    pub(super) fn here() -> Option<Placement> {
+    pub(crate) fn here() -> Option<Placement> {
         let cpus = thread::available_parallelism().ok()?.get();
         (cpus > 1).then(|| Placement {
             vcpu: 0,
@@ -39,13 +39,13 @@ impl Placement {
     }
 
     /// Returns the CPU of everything but the vCPU, the world's servers included.
-    pub(super) fn others(self) -> usize {
+    pub(crate) fn others(self) -> usize {
         self.others
     }
 
     /// Pins the threads of all processes in a namespace and of those that they have started, until
     /// `done` is set or all threads were found. A jailed VMM is in a namespace of its own.
-    pub(super) fn keep(self, namespace: &NetNs, done: &AtomicBool) {
+    pub(crate) fn keep(self, namespace: &NetNs, done: &AtomicBool) {
         let mut left = LOOKS_AFTER;
         while left > 0 && !done.load(Ordering::Relaxed) {
             if self.place(namespace) {
@@ -81,7 +81,7 @@ impl Placement {
 
 /// Whether a thread has the name of a vCPU thread in slipgate's VMM, Cloud Hypervisor, Firecracker,
 /// or QEMU (`debug-threads=on`).
-fn is_vcpu(name: &str) -> bool {
+pub(crate) fn is_vcpu(name: &str) -> bool {
     name.starts_with("vcpu")
         || name.starts_with("fc_vcpu")
         || (name.starts_with("CPU ") && name.trim_end().ends_with("/KVM"))

@@ -118,6 +118,47 @@ fn programs_of_the_host_reach_a_port_of_the_guest_and_half_close() {
     bed.assert_nothing_is_left();
 }
 
+/// What `cargo xtask bench -- --only vsock` measures with.
+#[test]
+fn a_sink_takes_so_many_bytes_and_a_source_gives_as_many() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let path = bed.socket();
+    let bytes = 3 * MIB + 7;
+    let work = format!("vsock sink 5 1 {bytes}; vsock source 6 1 {bytes}");
+    let mut vm = bed.start_vsock(&work);
+    let mut listens = |port| {
+        vm.await_line(&format!("\"listening\":\"vsock\",\"port\":{port}"), WAIT)
+            .unwrap()
+    };
+    listens(5);
+    let mut stream = reach(&path, 5);
+    stream.write_all(&vec![7; bytes]).unwrap();
+    let mut receipt = [0; 8];
+    stream.read_exact(&mut receipt).unwrap();
+    assert_eq!(u64::from_le_bytes(receipt), bytes as u64);
+    drop(stream);
+    listens(6);
+    let mut stream = connect(&path, 6).unwrap().unwrap();
+    let mut given = vec![1; bytes];
+    stream.read_exact(&mut given).unwrap();
+    assert!(given.iter().all(|byte| *byte == 0));
+    // All that it had: what comes now is the end, when the program sends no more either.
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    drop(stream);
+    let end = vm.finish(WAIT).unwrap();
+    let said = end.said("workload");
+    assert_eq!(end.status.code(), Some(0), "{said:?} {}", end.stderr);
+    for (line, action) in said.iter().zip(["sink", "source"]) {
+        assert_eq!(line["action"], action, "{said:?}");
+        assert_eq!(line["connections"], 1, "{said:?}");
+        assert_eq!(line["bytes"], bytes, "{said:?}");
+    }
+    bed.assert_nothing_is_left();
+}
+
 #[test]
 fn a_socket_that_is_served_or_a_wrong_address_is_refused_with_a_remedy() {
     require_root_and_tun!();

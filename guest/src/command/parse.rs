@@ -4,8 +4,8 @@ use core::{num::NonZeroU32, str::FromStr};
 
 use super::{
     AT_ONCE_MAX, BalloonWork, CommandError, CommandLine, Direction, DiskWork, Exchange,
-    FRAME_BYTES, Host, SERVED_PORTS, SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockWork,
-    Workload,
+    FRAME_BYTES, Host, SERVED_PORTS, SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockService,
+    VsockWork, Workload,
 };
 use crate::virtio::block::{BLOCK_BYTES, READS_MAX, SECTOR_BYTES};
 
@@ -135,6 +135,9 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         "wait" => Workload::Wait {
             ms: words.milliseconds()?,
         },
+        "fill" => Workload::Fill {
+            mib: words.count("how many MiB")?,
+        },
         "serve" => {
             let mut ports = Vec::new();
             while ports.is_empty() || words.peek().is_some_and(|word| !word.ends_with('s')) {
@@ -183,13 +186,24 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 bytes,
             }
         }
-        "vsock" => Workload::Vsock(match words.take(&["echo"]) {
-            Some(_) => VsockWork::Echo {
-                port: words.parsed("a port")?,
-                count: words.count("how many connections")?,
-            },
-            None => return Err(words.expected("`echo`")),
-        }),
+        "vsock" => {
+            let service = words.take(&["echo", "sink", "source"]);
+            let Some(service) = service else {
+                return Err(words.expected("`echo`, `sink` or `source`"));
+            };
+            let port = words.parsed("a port")?;
+            let count = words.count("how many connections")?;
+            let service = match service {
+                "echo" => VsockService::Echo,
+                "sink" => VsockService::Sink(words.parsed("how many bytes")?),
+                _ => VsockService::Source(words.parsed("how many bytes")?),
+            };
+            Workload::Vsock(VsockWork {
+                service,
+                port,
+                count,
+            })
+        }
         "balloon" => Workload::Balloon(match words.take(&["report", "follow"]) {
             Some("report") => BalloonWork::Report {
                 mib: words.count("how many MiB")?,
@@ -201,8 +215,8 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         }),
         "selftest" => Workload::SelfTest,
         _ => {
-            let known = "dns, ping, crr, rr, stream, flood, serve, wait, disk, vsock, balloon, selftest, \
-                 address";
+            let known = "dns, ping, crr, rr, stream, flood, serve, wait, fill, disk, vsock, balloon, \
+                 selftest, address";
             return Err(alloc::format!("`{word}` is no workload; there are {known}"));
         }
     })

@@ -1,7 +1,9 @@
 //! Runs of the built-in guest, under `slipgate run`, under QEMU with QEMU's own networks, and under
 //! other VMMs. The guest prints its measurements as JSON lines on its console.
 
+mod disk_image;
 mod firecracker;
+mod followed;
 mod other_vmms;
 mod output;
 mod qemu;
@@ -10,10 +12,12 @@ mod under_slipgate;
 
 use std::{env, path::PathBuf, time::Duration};
 
+pub use disk_image::disk_image;
 pub use firecracker::{Firecracker, FirecrackerSnapshot, JAILER, jailer, run_jailed};
+pub use followed::Followed;
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
-pub use qemu::{Accelerator, Network, Qemu};
+pub use qemu::{Accelerator, Device, Network, Qemu};
 pub use socket_network::{Passage, SocketNetwork};
 pub use under_slipgate::SlipgateRun;
 

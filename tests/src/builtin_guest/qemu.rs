@@ -34,6 +34,52 @@ pub enum Network {
     VhostUser(PathBuf),
 }
 
+/// A further device of the guest.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// A virtio-blk disk of a raw image that is read only, with a thread of its own, by QEMU's `aio=`.
+    Disk(PathBuf, &'static str),
+    /// A vsock device whose rings a process at this socket takes, by vhost-user.
+    VhostUserVsock(PathBuf),
+    /// A vsock device of this address, whose rings the host's kernel takes.
+    VhostVsock(u32),
+}
+
+impl Device {
+    fn args(&self) -> Vec<String> {
+        match self {
+            Device::Disk(image, engine) => {
+                let drive = format!(
+                    "file={},format=raw,if=none,id=d,cache=writeback,readonly=on,aio={engine}",
+                    image.display()
+                );
+                let device = "virtio-blk-pci,drive=d,iothread=io".to_owned();
+                [
+                    "-object",
+                    "iothread,id=io",
+                    "-drive",
+                    &drive,
+                    "-device",
+                    &device,
+                ]
+                .map(str::to_owned)
+                .to_vec()
+            }
+            Device::VhostUserVsock(socket) => {
+                let socket = format!("socket,id=vsock,path={}", socket.display());
+                let device = "vhost-user-vsock-pci-non-transitional,chardev=vsock";
+                ["-chardev", &socket, "-device", device]
+                    .map(str::to_owned)
+                    .to_vec()
+            }
+            Device::VhostVsock(cid) => {
+                let device = format!("vhost-vsock-pci-non-transitional,guest-cid={cid}");
+                vec!["-device".to_owned(), device]
+            }
+        }
+    }
+}
+
 /// A guest to be run by QEMU.
 #[derive(Clone, Debug)]
 pub struct Qemu<'a> {
@@ -68,6 +114,14 @@ impl Qemu<'_> {
     /// # Errors
     /// The guest's image does not exist.
     pub fn command(&self) -> Result<Command> {
+        self.command_with(&[])
+    }
+
+    /// Returns the command that boots the guest with further devices.
+    ///
+    /// # Errors
+    /// The guest's image does not exist.
+    pub fn command_with(&self, devices: &[Device]) -> Result<Command> {
         let Boot {
             command_line,
             cpus,
@@ -103,13 +157,16 @@ impl Qemu<'_> {
         if let Network::Tap(_, mtu) = self.network {
             card = format!("{card},host_mtu={mtu}");
         }
-        // The other process maps the guest's memory.
-        let memory = format!("memory-backend-memfd,id=memory,size={memory_mib}M,share=on");
-        let mut more: Vec<String> = Vec::new();
-        if let Network::VhostUser(socket) = &self.network {
-            let socket = format!("socket,id=vmm,path={}", socket.display());
+        let mut more: Vec<String> = devices.iter().flat_map(Device::args).collect();
+        let is_shared = |device: &Device| matches!(device, Device::VhostUserVsock(_));
+        if matches!(self.network, Network::VhostUser(_)) || devices.iter().any(is_shared) {
+            // The other process maps the guest's memory.
+            let memory = format!("memory-backend-memfd,id=memory,size={memory_mib}M,share=on");
             let words = ["-object", &memory, "-machine", "memory-backend=memory"];
             more.extend(words.map(str::to_owned));
+        }
+        if let Network::VhostUser(socket) = &self.network {
+            let socket = format!("socket,id=vmm,path={}", socket.display());
             more.extend(["-chardev".to_owned(), socket]);
         }
         let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1");
