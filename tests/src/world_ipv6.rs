@@ -34,8 +34,12 @@ impl World {
     /// # Errors
     /// `ip` refuses an address or the route.
     pub fn give_ipv6(&self) -> Result<()> {
-        enable(&self.host, &[UPLINK])?;
-        enable(&self.net, &[WORLD_LINK])?;
+        for (ns, device) in [(&self.host, UPLINK), (&self.net, WORLD_LINK)] {
+            // A kernel asks for no neighbour's address until it is sure of its own on the link: for its
+            // first second, the world would not answer.
+            ns.sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0")?;
+            enable(ns, &[device])?;
+        }
         self.host
             .ip(&format!("-6 addr add {HOST6}/64 dev {UPLINK} nodad"))?;
         self.net
