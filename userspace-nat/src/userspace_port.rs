@@ -40,6 +40,9 @@ use slipgate_abi::{
 
 use slipgate_model::{FlowTuple, TupleKey, USERSPACE_GUEST, USERSPACE_PORT};
 
+mod in_row;
+
+use self::in_row::InRow;
 use crate::{
     clock::{Clock, SystemClock},
     guest_link::{GuestLink, Input, Packet as Received},
@@ -106,6 +109,7 @@ pub struct UserspacePort<T> {
     /// Whether relayed connections may fill the link's queue beyond where flows stop. That is so in every
     /// second turn: in the others the queue becomes shorter, until flows have room too.
     is_relays_turn: bool,
+    in_row: InRow,
 }
 
 /// Where frames go from here.
@@ -300,6 +304,7 @@ impl<T: MemoryTables> UserspacePort<T> {
             frame: vec![0; MAX_FRAME].into_boxed_slice(),
             has_more: false,
             is_relays_turn: false,
+            in_row: InRow::default(),
         })
     }
 
@@ -345,10 +350,15 @@ impl<T: MemoryTables> UserspacePort<T> {
     }
 
     fn read_link(&mut self, now_ns: u64) -> io::Result<()> {
-        for _ in 0..FRAMES_AT_ONCE {
+        for nth in 0..FRAMES_AT_ONCE {
             match &mut self.link {
                 GuestLink::Tap(queue) => match read(queue, &mut self.frame) {
-                    Ok(len) => self.handle(len, GUEST, now_ns),
+                    Ok(len) => {
+                        self.handle(len, GUEST, now_ns);
+                        if !self.in_row.goes_on_after(nth + 1) {
+                            return Ok(());
+                        }
+                    }
                     Err(Errno::EAGAIN) => return Ok(()),
                     Err(Errno::EINTR) => {}
                     Err(error) => return Err(error.into()),
@@ -524,6 +534,7 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
             }
         }
         self.ready = ready;
+        self.in_row.begin_turn(is_readable);
         if is_readable {
             self.read_link(now_ns)?;
         }

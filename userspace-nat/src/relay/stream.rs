@@ -81,6 +81,8 @@ impl Stream {
         let inner = tcp::Stream::new(connection, host.into());
         let mut stream = Self::new(inner, token, poller, link)?;
         let ours = stream.inner.connected(link.now_ns)?;
+        // The service may have greeted before the socket was watched.
+        stream.inner.readable(false);
         link.tell(&ours);
         Ok(stream)
     }

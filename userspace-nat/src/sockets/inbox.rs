@@ -15,7 +15,7 @@ use nix::{errno::Errno, libc};
 use super::BUFFER_LEN;
 
 /// Datagrams that one call takes at most.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 32;
 /// Room of each, bytes: a multiple of a cache line.
 const SLOT_LEN: usize = BUFFER_LEN.next_multiple_of(64);
 /// Longest payload behind the headers of a joined frame, bytes.

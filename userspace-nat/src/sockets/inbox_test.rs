@@ -61,7 +61,7 @@ fn more_than_a_call_takes_is_left() {
     let (mut inbox, socket, _) = with(&[5; AT_ONCE + 1]);
     assert_eq!(inbox.receive(&socket, START), Ok(AT_ONCE));
     assert_eq!(inbox.receive(&socket, START), Ok(1));
-    assert_eq!(all(&mut inbox, true), [(1, None, vec![16; 5])]);
+    assert_eq!(all(&mut inbox, true), [(1, None, vec![AT_ONCE as u8; 5])]);
 }
 
 #[test]

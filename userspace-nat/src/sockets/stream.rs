@@ -131,6 +131,8 @@ impl Sockets {
             return;
         };
         let failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
+        let is_readable = flags.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP);
+        let hung_up = flags.contains(EpollFlags::EPOLLRDHUP);
         if stream.connection().state() == State::Connecting {
             if failed {
                 return match stream.failure() {
@@ -145,6 +147,10 @@ impl Sockets {
             }
             return match stream.connected(now_ns) {
                 Ok(header) => {
+                    // What comes later is an event of its own: to look for it now would be in vain.
+                    if is_readable {
+                        stream.readable(hung_up);
+                    }
                     self.write_of(key, &header, guest);
                     self.settle(key);
                 }
@@ -154,8 +160,8 @@ impl Sockets {
         if failed && stream.failure().is_some() {
             return self.reset_guest(key, guest);
         }
-        if flags.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP) {
-            stream.readable(flags.contains(EpollFlags::EPOLLRDHUP));
+        if is_readable {
+            stream.readable(hung_up);
         }
         if flags.contains(EpollFlags::EPOLLOUT)
             && let Some((header, times)) = stream.writable(now_ns)

@@ -84,12 +84,29 @@ fn open_before_6_9(ends: (At, At), guest: &mut Taken) -> (Sockets, TcpStream, Ep
 
 /// An open connection of this stream.
 fn open(
-    (from, to): (At, At),
+    ends: (At, At),
     stream: impl FnOnce(Stream) -> Stream,
     guest: &mut Taken,
 ) -> (Sockets, TcpStream, Epoll) {
+    let (mut sockets, server, epoll, key) =
+        opened(ends, stream, (b"", EpollFlags::EPOLLOUT), guest);
+    guest.0.clear();
+    let stream = sockets.stream(key).unwrap();
+    watch(&epoll, stream.socket().unwrap(), key, EVENTS).unwrap();
+    (sockets, server, epoll)
+}
+
+/// The same with its key, before its socket is watched. The server has sent this before the event that
+/// says that the connection stands.
+fn opened(
+    (from, to): (At, At),
+    stream: impl FnOnce(Stream) -> Stream,
+    (greeting, flags): (&[u8], EpollFlags),
+    guest: &mut Taken,
+) -> (Sockets, TcpStream, Epoll, u32) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    server.write_all(greeting).unwrap();
     let socket: OwnedFd = listener.accept().unwrap().0.into();
     let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
     let mut sockets = Sockets::new(false, 1_500, 1 << 20);
@@ -103,16 +120,40 @@ fn open(
         let stream = stream(Stream::new(connection, socket));
         sockets.add(tuple, Kind::Stream(Box::new(stream)))
     });
-    sockets.ready(key, EpollFlags::EPOLLOUT, guest, 0);
+    sockets.ready(key, flags, guest, 0);
     let acknowledgement = ack(from, to, 0, GUESTS_FIRST + 1, OURS_FIRST + 1);
     with_segment(&acknowledgement, |packet, _| {
         sockets.take(packet, (VirtioNetHdr::default(), false), &epoll, guest, 0);
     });
     while sockets.work(&epoll, guest, 0) {}
-    guest.0.clear();
-    let stream = sockets.stream(key).unwrap();
-    watch(&epoll, stream.socket().unwrap(), key, EVENTS).unwrap();
-    (sockets, server, epoll)
+    (sockets, server, epoll, key)
+}
+
+#[test]
+fn a_server_is_looked_at_once_an_event_says_that_it_has_sent_something() {
+    let both = EpollFlags::EPOLLOUT | EpollFlags::EPOLLIN;
+    for ends in ENDS {
+        for (greeting, flags) in [(&b""[..], EpollFlags::EPOLLOUT), (b"hello", both)] {
+            let mut guest = Taken::default();
+            let heard = (greeting, flags);
+            let (mut sockets, _server, epoll, key) =
+                opened(ends, |stream| stream, heard, &mut guest);
+            let sent: usize = guest.0.iter().map(|(.., payload)| payload).sum();
+            assert_eq!(sent, greeting.len(), "{:?}", guest.0);
+            while sockets.work(&epoll, &mut guest, 0) {}
+            assert!(!sockets.stream(key).unwrap().has_more());
+        }
+        // Nothing is looked for without an event.
+        let mut guest = Taken::default();
+        let heard = (&b"hello"[..], EpollFlags::EPOLLOUT);
+        let (mut sockets, _server, epoll, key) = opened(ends, |stream| stream, heard, &mut guest);
+        let sent = |guest: &Taken| guest.0.iter().map(|(.., payload)| payload).sum::<usize>();
+        assert_eq!(sent(&guest), 0, "{:?}", guest.0);
+        let stream = sockets.stream(key).unwrap();
+        watch(&epoll, stream.socket().unwrap(), key, EVENTS).unwrap();
+        hear(&mut sockets, &epoll, EpollFlags::EPOLLIN, &mut guest);
+        assert_eq!(sent(&guest), 5, "{:?}", guest.0);
+    }
 }
 
 /// Has the kernel's events handled until one of this kind came.

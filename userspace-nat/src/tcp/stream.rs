@@ -163,7 +163,8 @@ impl Stream {
     }
 
     /// The socket is connected, so the guest's SYN is answered. Returns our SYN. An event of a socket
-    /// whose connection was refused says that it failed; the caller has seen that it did not.
+    /// whose connection was refused says that it failed; the caller has seen that it did not. What the
+    /// socket has for the guest by now, [`Stream::readable`] says.
     ///
     /// # Errors
     /// There is no socket any more.
@@ -172,7 +173,6 @@ impl Stream {
             return Err(io::ErrorKind::NotConnected.into());
         };
         (self.room, self.queue_len) = queue::whole_room(socket);
-        self.has_more = true;
         Ok(self.connection.connected(self.room, now_ns))
     }
 
