@@ -1,7 +1,7 @@
 //! The brokers that serve VMs in this network namespace, and requests to them.
 use std::{
     io,
-    os::fd::BorrowedFd,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
 };
 
@@ -36,17 +36,21 @@ pub(crate) fn ask_daemon(
     }
 }
 
-/// The control socket of the daemon of this network namespace, if there is a daemon.
+/// The control socket of the daemon of this network namespace, if there is a daemon. It is asked nothing:
+/// that would be one more wait for it, and what it could refuse, it refuses when it is to serve a VM.
 pub(crate) fn daemon(pin_dir: &Path) -> anyhow::Result<Option<PathBuf>> {
     let socket = paths(pin_dir)?.run_dir.join(DAEMON_SOCKET);
-    match ask(&socket, ClientRequest::Vms) {
+    match UnixStream::connect(&socket) {
         Ok(_) => Ok(Some(socket)),
-        Err(e) if e.is_nobodys() => Ok(None),
-        // Who may not ask could not serve a VM either, and is told so there.
-        Err(ClientError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            Ok(None)
+        Err(source) => {
+            // Who may not ask could not serve a VM either, and is told so there.
+            let may_not = source.kind() == io::ErrorKind::PermissionDenied;
+            let path = socket;
+            match (ClientError::Io { path, source }) {
+                e if may_not || e.is_nobodys() => Ok(None),
+                e => Err(e.into()),
+            }
         }
-        Err(e) => Err(e.into()),
     }
 }
 
