@@ -35,8 +35,11 @@ const MEMORY: &str = "clone memory";
 /// before the command's own first instruction.
 const EXEC: &str = "clone stage: exec, flags, looking for the daemon";
 const STAGES: [(&str, &str); 6] = [
-    ("clone stage: files opened, TAP made", "opened_us"),
-    ("clone stage: VMM's process started", "started_us"),
+    (
+        "clone stage: process started, files opened, TAP made",
+        "opened_us",
+    ),
+    ("clone stage: of that, VMM's process started", "started_us"),
     ("clone stage: VMM confined", "confined_us"),
     ("clone stage: machine made", "made_us"),
     ("clone stage: VMM from its start to ready", "ready_us"),

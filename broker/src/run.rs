@@ -13,7 +13,7 @@ use anyhow::{Context as _, anyhow, bail};
 use nix::sys::{signal::Signal, signalfd::SignalFd};
 use serde::Serialize;
 use slipgate_abi::IfIndex;
-use slipgate_control::{device::Device, host::HostFacts};
+use slipgate_control::{Users, device::Device, host::HostFacts};
 use slipgate_ipc::{client::VmDefinition, engine::OnExit, vmm::VmmEnd};
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     process::GivenUp,
     serve::{Broker, End, signals},
     start::{self, Inputs},
-    vm::{How, Images, Report, ReportFile, Vm, micros},
+    vm::{BegunVmm, How, Images, Report, ReportFile, Vm, micros},
 };
 
 /// Time limit for a TAP to disappear after its VMM has ended: the kernel closes the descriptors of
@@ -48,7 +48,7 @@ pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
         let socket = crate::paths(&config.pin_dir)?.run_dir.join(DAEMON_SOCKET);
         handed_over.ask(&socket)?;
     }
-    let inputs = Inputs::open(&config, handed_over)?;
+    let inputs = Inputs::open(&config, handed_over, None)?;
     let attached = attach_to(config, inputs)?;
     let mut broker = Broker::start(attached, log, None)?;
     let command = if broker.parts.attached.config.is_daemon {
@@ -113,14 +113,16 @@ pub fn run_vm<N: Serialize>(
 ) -> anyhow::Result<ExitCode> {
     let began = Instant::now();
     let signals = signals(&[Signal::SIGQUIT]).context("waiting for signals")?;
+    let users = Users::claim();
+    let begun = BegunVmm::begin(&config.bounds, log, &users, began);
     let images = Images::open(&config.machine)?;
-    let inputs = Inputs::open(&config.nat, HandedOver::by_service_manager())?;
+    let inputs = Inputs::open(&config.nat, HandedOver::by_service_manager(), Some(users))?;
     let read: Vec<_> = images.named().chain(inputs.named()).collect();
     let report = config.report.as_deref();
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let started = start(&mut config, daemon, images, inputs, log, began);
+    let started = start(&mut config, daemon, images, inputs, log, begun);
     let mut running = match started {
         Ok(running) => running,
         Err(e) => {
@@ -177,12 +179,12 @@ fn start(
     images: Images,
     inputs: Inputs,
     log: &str,
-    began: Instant,
+    begun: anyhow::Result<BegunVmm>,
 ) -> anyhow::Result<Running> {
-    let mut vm = Vm::prepare(config, images, None, log, &inputs.users, began)?;
+    let mut vm = Vm::prepare(config, images, None, log, &inputs.users, begun)?;
     let tap = tap_index(&config.machine.tap);
     if let Some(daemon) = daemon {
-        let joined = join(config, daemon, vm);
+        let joined = join(config, daemon, vm, inputs.users);
         return joined.inspect_err(|_| await_tap_end(tap));
     }
     if let Err(e) = vm.await_made(&config.machine) {
@@ -210,7 +212,7 @@ fn start(
 
 /// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
 /// meanwhile: what it is made of is known to make a machine.
-fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Running> {
+fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm, users: Users) -> anyhow::Result<Running> {
     let is_restored = config.machine.restore.is_some();
     if !is_restored {
         vm.await_made(&config.machine)?;
@@ -224,6 +226,11 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     let asked = Instant::now();
     let joined = JoinedVm::join(&daemon.socket, definition, daemon.uplink);
     vm.stages.served_us = micros(asked.elapsed());
+    if joined.is_ok() {
+        // While the machine is being made.
+        vm.resets.served_by(&daemon.socket, &named.name);
+        privileges::limit_broker(false).context("giving up privileges that are not needed")?;
+    }
     if is_restored && let Err(e) = vm.await_made(&config.machine) {
         // The daemon removes it as well when it notices that nobody is there.
         let _ = joined.and_then(JoinedVm::leave);
@@ -231,9 +238,7 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     }
     match joined {
         Ok(joined) => {
-            vm.resets.served_by(&daemon.socket, &named.name);
-            privileges::limit_broker(false).context("giving up privileges that are not needed")?;
-            let machine = JoinedMachine::new(vm, joined);
+            let machine = JoinedMachine::new(vm, joined, users);
             Ok(Running::Joined(Box::new(machine)))
         }
         Err(e) => Err(vm.blame(e)),

@@ -38,7 +38,7 @@ pub use self::{
     report::{EXIT_USAGE, exit_status},
 };
 use crate::{
-    config::{MachineSpec, RunConfig},
+    config::{MachineSpec, RunConfig, VmmBounds},
     host::{ListeningSocket, kvm},
     snapshot_chain::SnapshotChain,
 };
@@ -125,17 +125,52 @@ impl Images {
     }
 }
 
+/// A VMM whose process starts and confines itself, while what it is handed is prepared.
+#[derive(Debug)]
+pub(crate) struct BegunVmm {
+    vmm: VmmProcess,
+    cgroup: Option<Cgroup>,
+    /// When the command began, and when this process was started.
+    began: Instant,
+    started: Instant,
+    started_us: u64,
+}
+
+impl BegunVmm {
+    /// Starts the process. `began`: when the command did.
+    ///
+    /// # Errors
+    /// The cgroup can't be made, or the process not started.
+    pub(crate) fn begin(
+        bounds: &VmmBounds,
+        log: &str,
+        users: &Users,
+        began: Instant,
+    ) -> anyhow::Result<Self> {
+        let cgroup = bounds.cgroup.as_ref().map(Cgroup::make).transpose()?;
+        let started = Instant::now();
+        let vmm = VmmProcess::begin(bounds, cgroup.as_ref(), log, users)?;
+        Ok(Self {
+            vmm,
+            cgroup,
+            began,
+            started,
+            started_us: micros(started.elapsed()),
+        })
+    }
+}
+
 impl Vm {
     /// Opens what the VMM is handed, the TAP last; takes in its name; has the machine made, which
     /// [`Vm::await_made`] waits for. `link`: the network card's in the TAP's place, and the file for the
-    /// guest's memory if the engine serves the card's rings. `began`: when the command did.
+    /// guest's memory if the engine serves the card's rings. `begun`: the VMM, or why there is none.
     pub(crate) fn prepare(
         config: &mut RunConfig,
         images: Images,
         link: Option<(OwnedFd, Option<OwnedFd>)>,
         log: &str,
         users: &Users,
-        began: Instant,
+        begun: anyhow::Result<BegunVmm>,
     ) -> anyhow::Result<Self> {
         let machine = &config.machine;
         let Images {
@@ -146,8 +181,14 @@ impl Vm {
             vsock,
         } = images;
         let kvm = kvm::open()?;
-        let cgroup = config.bounds.cgroup.as_ref().map(Cgroup::make);
-        let cgroup = cgroup.transpose()?;
+        // The VMM last: it is dropped first, and leaves an empty cgroup.
+        let BegunVmm {
+            cgroup,
+            began,
+            started,
+            started_us,
+            mut vmm,
+        } = begun?;
         let (console, input) = Console::open(machine.kernel.is_some())?;
         let output = vmm_process::stdout()?;
         let (taps, shared) = match link {
@@ -173,12 +214,11 @@ impl Vm {
             shared,
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
-        let started = Instant::now();
         let bounds = (&config.bounds, cgroup.as_ref());
-        let vmm = VmmProcess::start(&config.machine, bounds, handed, mtu, log, users)?;
+        vmm.make(&config.machine, bounds, handed, mtu, log, users)?;
         let stages = Stages {
-            opened_us: micros(started - began),
-            started_us: micros(started.elapsed()),
+            opened_us: micros(began.elapsed()),
+            started_us,
             ..Stages::default()
         };
         Ok(Vm {

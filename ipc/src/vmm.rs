@@ -11,7 +11,10 @@ use crate::{
 /// Message from the broker to the VMM.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum ToVmm<F = OwnedFd> {
-    /// First message: the machine to create.
+    /// First message, sent before there is anything to make a machine of: the confinement, which the
+    /// process enters at once.
+    Confine(VmmJail),
+    /// Second message: the machine to create.
     Start(Box<VmmStart<F>>),
     /// Sent when the TAP is served: run the guest.
     Go,
@@ -122,19 +125,16 @@ pub struct VmmStart<F = OwnedFd> {
     pub mac: [u8; 6],
     /// The TAP's MTU, L3 bytes.
     pub mtu: u16,
-    /// Level of messages on stderr.
-    pub log: String,
     /// Most bytes of the guest's that are written to its console, if that is a file.
     #[serde(default)]
     pub console_bytes: u64,
-    /// Confinement of the VMM: its user, root and limits.
-    #[serde(default)]
-    pub jail: VmmJail,
 }
 
-/// Jail that the VMM enters before it creates the machine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+/// Confinement that the VMM enters before it is told of its machine.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct VmmJail {
+    /// Level of messages on stderr.
+    pub log: String,
     /// Whether it is in a PID namespace of its own, and is to enter the others.
     pub in_namespaces: bool,
     /// Whether it is to fail where the host refuses one.
@@ -288,7 +288,7 @@ pub enum GuestEnd {
 }
 
 maps_descriptors!(enum ToVmm {
-    Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Cancel { id }, AfterReset { begins },
+    Confine(jail), Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Cancel { id }, AfterReset { begins },
     Stop,
 });
 maps_descriptors!(enum VmmOrder { Pause, Resume, Snapshot(files: nested), Balloon { mib } });
@@ -302,7 +302,7 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional,
-    vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cmdline, mac, mtu, log, console_bytes, jail,
+    vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cmdline, mac, mtu, console_bytes,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only, rate });
 carries_descriptors!(ToVmm);

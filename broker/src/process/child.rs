@@ -39,11 +39,14 @@ impl ChildProcess {
     /// Starts the process, to run as its role's user. It inherits the channel's other end and
     /// stderr; its environment is empty except for variables that configure logging.
     pub(crate) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
-        Self::start_in(role, users, Namespaces::Ours)
+        let mut process = Self::begin_in(role, users, Namespaces::Ours)?;
+        process.await_execve()?;
+        Ok(process)
     }
 
-    /// As [`ChildProcess::start`], in these namespaces.
-    pub(crate) fn start_in(
+    /// As [`ChildProcess::start`], in these namespaces, and without waiting until it is executed, which
+    /// [`ChildProcess::await_execve`] does. It may be sent messages before.
+    pub(crate) fn begin_in(
         role: Role,
         users: &Users,
         namespaces: Namespaces,
@@ -66,14 +69,19 @@ impl ChildProcess {
             prepare: keep,
             inherited,
         };
-        let child = program
-            .start(namespaces)
-            .with_context(|| format!("starting {role}'s process (/proc/self/exe)"))?;
+        let child = program.start(namespaces);
+        let child = child.with_context(|| not_started(role))?;
         Ok(Self {
             role,
             child,
             channel: ours,
         })
+    }
+
+    /// Waits until it is executed.
+    pub(crate) fn await_execve(&mut self) -> anyhow::Result<()> {
+        let executed = self.child.await_execve();
+        executed.with_context(|| not_started(self.role))
     }
 
     /// Process id, in this process's namespace.
@@ -112,10 +120,13 @@ impl ChildProcess {
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             match poll(&mut fds, timeout) {
                 Ok(0) | Err(nix::Error::EINTR) => {}
-                Ok(_) => match self.try_receive()? {
-                    Received::Message(message) => return Ok(Some(message)),
-                    Received::End => return Ok(None),
-                    Received::Nothing => {}
+                Ok(_) => match self.try_receive() {
+                    Ok(Received::Message(message)) => return Ok(Some(message)),
+                    Ok(Received::Nothing) => {}
+                    Ok(Received::End) => return Ok(None),
+                    // It has not read all that it was sent.
+                    Err(e) if e.is_peer_gone() => return Ok(None),
+                    Err(e) => return Err(e.into()),
                 },
                 Err(e) => return Err(e).with_context(|| format!("waiting for {}", self.role)),
             }
@@ -189,6 +200,10 @@ pub(crate) fn pidfd_of(child: &std::process::Child) -> std::io::Result<OwnedFd> 
     }
     // SAFETY: the kernel made it for us just now.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+fn not_started(role: Role) -> String {
+    format!("starting {role}'s process (/proc/self/exe)")
 }
 
 /// Describes how a process ended.

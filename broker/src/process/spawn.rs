@@ -9,11 +9,12 @@
 //! execve, and builds the rest of its jail by them.
 //!
 //! Between clone and execve the child makes system calls only, with memory that was prepared before.
-//! What fails there comes back by a pipe that the execve closes.
+//! What fails there comes back by a pipe that the execve closes, and that is read when whoever starts
+//! it has nothing else to do ([`Child::await_execve`]).
 use std::{
     ffi::{CStr, CString},
     fs::File,
-    io::{self, Read as _},
+    io::{self, PipeReader, Read as _},
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
 
@@ -52,14 +53,16 @@ pub(crate) enum Namespaces {
 pub(crate) struct Child {
     pid: u32,
     pidfd: OwnedFd,
+    /// The error of what failed before the execve, or nothing; `None` once it was read.
+    errors: Option<PipeReader>,
     ended: Option<WaitStatus>,
 }
 
 impl Program {
-    /// Starts it.
+    /// Starts it; [`Child::await_execve`] says whether it is executed.
     ///
     /// # Errors
-    /// The kernel refuses the process, its namespaces, or to execute the binary.
+    /// The kernel refuses the process or its namespaces.
     pub(crate) fn start(&self, namespaces: Namespaces) -> io::Result<Child> {
         let pointers = |texts: &[CString]| -> Vec<*const libc::c_char> {
             let all = texts.iter().map(|text| text.as_ptr());
@@ -114,22 +117,13 @@ impl Program {
         }
         // SAFETY: the kernel made it for us just now.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-        let mut child = Child {
+        Ok(Child {
             // The kernel's process ids are positive.
             pid: pid as u32,
             pidfd,
+            errors: Some(errors),
             ended: None,
-        };
-        drop(report);
-        let mut errno = [0; size_of::<i32>()];
-        match (&errors).read_exact(&mut errno) {
-            // Closed by the execve.
-            Err(_) => Ok(child),
-            Ok(()) => {
-                child.wait();
-                Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)))
-            }
-        }
+        })
     }
 
     /// In the child. Returns when something failed.
@@ -187,6 +181,25 @@ fn put(path: &CStr, text: &[u8]) -> io::Result<()> {
 }
 
 impl Child {
+    /// Waits until the program is executed.
+    ///
+    /// # Errors
+    /// What failed in the child before; it has ended then.
+    pub(crate) fn await_execve(&mut self) -> io::Result<()> {
+        let Some(mut errors) = self.errors.take() else {
+            return Ok(());
+        };
+        let mut errno = [0; size_of::<i32>()];
+        match errors.read_exact(&mut errno) {
+            // Closed by the execve.
+            Err(_) => Ok(()),
+            Ok(()) => {
+                self.wait();
+                Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno)))
+            }
+        }
+    }
+
     /// Process id, in this process's namespace.
     pub(crate) fn pid(&self) -> u32 {
         self.pid

@@ -1,3 +1,5 @@
+use std::io::Write as _;
+
 use super::*;
 
 fn program(prepare: fn(RawFd) -> io::Result<()>) -> Program {
@@ -11,9 +13,34 @@ fn program(prepare: fn(RawFd) -> io::Result<()>) -> Program {
 }
 
 #[test]
-fn what_fails_before_the_execve_is_the_error_of_the_start() {
+fn what_fails_before_the_execve_is_the_error_of_the_wait_for_it() {
     let failing = |fd| Err(io::Error::from_raw_os_error(libc::EMULTIHOP + fd - 7));
-    let error = program(failing).start(Namespaces::Ours).unwrap_err();
+    let mut child = program(failing).start(Namespaces::Ours).unwrap();
+    let error = child.await_execve().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EMULTIHOP));
+    assert!(child.try_wait().unwrap().is_some(), "it runs on");
+}
+
+#[test]
+fn a_start_does_not_wait_for_the_execve() {
+    // It waits for a byte that comes behind the start, if not forever.
+    let (gone_on, go_on) = io::pipe().unwrap();
+    let waits = |fd| {
+        let mut byte = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: the pointer is that of one element.
+        let came = unsafe { libc::poll(&raw mut byte, 1, 5_000) } == 1;
+        let why = if came { libc::EMULTIHOP } else { libc::ETIME };
+        Err(io::Error::from_raw_os_error(why))
+    };
+    let mut program = program(waits);
+    program.inherited = gone_on.as_raw_fd();
+    let mut child = program.start(Namespaces::Ours).unwrap();
+    (&go_on).write_all(&[1]).unwrap();
+    let error = child.await_execve().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EMULTIHOP));
 }
 

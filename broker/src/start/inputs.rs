@@ -37,8 +37,12 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// Reads the deny files, and opens the flow log.
-    pub(crate) fn open(config: &Config, mut handed_over: HandedOver) -> Result<Self, ConfigError> {
+    /// Reads the deny files, and opens the flow log. `users`: those that were claimed already.
+    pub(crate) fn open(
+        config: &Config,
+        mut handed_over: HandedOver,
+        users: Option<Users>,
+    ) -> Result<Self, ConfigError> {
         let loaded = config.load_policies()?;
         let policies = loaded.compile()?;
         if let Some(dir) = &config.snapshot_dir {
@@ -61,7 +65,7 @@ impl Inputs {
                 .iter()
                 .map(|socket| Ok((socket.listen(&mut handed_over)?, socket.may_change)))
                 .collect::<Result<_, ConfigError>>()?,
-            users: Users::claim(),
+            users: users.unwrap_or_else(Users::claim),
             handed_over,
         })
     }

@@ -32,7 +32,7 @@ use crate::{
     process::MESSAGES_AT_ONCE,
     run::stop_vm,
     serve::End,
-    vm::{How, Images, Report, ReportFile, Stages, Typed, Vm, micros},
+    vm::{BegunVmm, How, Images, Report, ReportFile, Stages, Typed, Vm, micros},
 };
 
 /// The machine, and how it ended.
@@ -65,12 +65,13 @@ pub fn run_userspace_vm<N: Serialize>(
     let began = Instant::now();
     let images = Images::open(&config.machine)?;
     let prepared = Prepared::new(config.nat.clone(), &[Signal::SIGQUIT])?;
+    let begun = BegunVmm::begin(&config.bounds, log, &prepared.users, began);
     let read: Vec<_> = images.named().chain(prepared.named()).collect();
     let report = config.report.as_deref();
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let ran = start(&mut config, &prepared, images, log, began).and_then(|(vm, link, how)| {
+    let ran = start(&mut config, &prepared, images, log, begun).and_then(|(vm, link, how)| {
         let mut machine = Machine {
             name: config.nat.vms[0].name.clone(),
             vm: Some(vm),
@@ -138,7 +139,7 @@ fn start(
     prepared: &Prepared,
     images: Images,
     log: &str,
-    began: Instant,
+    begun: anyhow::Result<BegunVmm>,
 ) -> anyhow::Result<(Vm, OwnedFd, UserspaceStart)> {
     let LinkEnds {
         ours,
@@ -147,7 +148,7 @@ fn start(
         how,
     } = LinkEnds::make(&config.machine, &config.bounds)?;
     let link = Some((theirs, memory));
-    let mut vm = Vm::prepare(config, images, link, log, &prepared.users, began)?;
+    let mut vm = Vm::prepare(config, images, link, log, &prepared.users, begun)?;
     vm.await_made(&config.machine)?;
     Ok((vm, ours, how))
 }

@@ -48,11 +48,12 @@ pub(crate) struct Report<'a, N> {
 /// [`Stages::served_us`] where a snapshot is restored.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub(crate) struct Stages {
-    /// Until the VMM's process was started: flags and files read, the TAP made.
+    /// Until the VMM was told of its machine: its process started, flags and files read, the TAP made.
     pub(crate) opened_us: u64,
-    /// Start of the VMM's process.
+    /// Of that, starting the VMM's process, which then confines itself beside the rest.
     pub(crate) started_us: u64,
-    /// The VMM's own: confining itself, and then making the machine and its threads.
+    /// The VMM's own: from its first instruction until it was confined, and making the machine and its
+    /// threads, once it was told of them.
     pub(crate) confined_us: u64,
     pub(crate) made_us: u64,
     /// From the start of its process until the machine was made, as seen from here.

@@ -34,6 +34,8 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct VmmProcess {
     process: ChildProcess,
+    /// Whether it is in a PID namespace of its own.
+    in_namespaces: bool,
 }
 
 /// Descriptors that a VMM is given.
@@ -57,22 +59,85 @@ pub(crate) struct VmmDescriptors {
 }
 
 impl VmmProcess {
-    /// Starts the VMM, which makes the machine. Our copies of the descriptors are closed: the TAP goes
-    /// with the VMM.
-    pub(crate) fn start(
+    /// Starts the VMM, in a PID namespace of its own where the host has one. It confines itself and
+    /// waits for its machine, while what that needs is prepared here ([`VmmProcess::make`]).
+    pub(crate) fn begin(
+        bounds: &VmmBounds,
+        cgroup: Option<&Cgroup>,
+        log: &str,
+        users: &Users,
+    ) -> anyhow::Result<Self> {
+        let vmm = match ChildProcess::begin_in(Role::Vmm, users, Namespaces::Own) {
+            Ok(process) => Self {
+                process,
+                in_namespaces: true,
+            },
+            Err(e) => Self::without_namespaces(bounds, users, &e)?,
+        };
+        vmm.confine(bounds, cgroup, log)?;
+        Ok(vmm)
+    }
+
+    /// Starts a VMM in the place of one that the host refuses its namespaces.
+    fn without_namespaces(
+        bounds: &VmmBounds,
+        users: &Users,
+        refused: &anyhow::Error,
+    ) -> anyhow::Result<Self> {
+        if bounds.requires_jail {
+            let remedy =
+                "see `slipgate doctor`, or leave it out: the VMM has its other confinement";
+            let why = format!("the VMM can't have namespaces of its own: {refused:#}");
+            return Err(ConfigError::new("--jail", "required", why, remedy).into());
+        }
+        tracing::warn!(
+            "the VMM has no namespaces of its own ({refused:#}); `slipgate doctor` says why, --jail \
+             required refuses to run so"
+        );
+        Ok(Self {
+            process: ChildProcess::start(Role::Vmm, users)?,
+            in_namespaces: false,
+        })
+    }
+
+    /// Has it enter its jail, in the cgroup.
+    fn confine(
+        &self,
+        bounds: &VmmBounds,
+        cgroup: Option<&Cgroup>,
+        log: &str,
+    ) -> anyhow::Result<()> {
+        if let Some(cgroup) = cgroup {
+            // It waits for its first message.
+            cgroup.take(self.process.pid())?;
+        }
+        let jail = VmmJail {
+            log: log.to_owned(),
+            in_namespaces: self.in_namespaces,
+            required: bounds.requires_jail,
+        };
+        self.tell(ToVmm::Confine(jail))
+    }
+
+    /// Has a VMM that was begun make the machine. Our copies of the descriptors are closed: the TAP goes
+    /// with the VMM. The other arguments are as of [`VmmProcess::begin`].
+    pub(crate) fn make(
+        &mut self,
         spec: &MachineSpec,
         (bounds, cgroup): (&VmmBounds, Option<&Cgroup>),
         handed: VmmDescriptors,
         mtu: u16,
         log: &str,
         users: &Users,
-    ) -> anyhow::Result<Self> {
-        let (process, in_namespaces) = start_jailed(bounds, users)?;
-        if let Some(cgroup) = cgroup {
-            // It waits for its first message.
-            cgroup.take(process.pid())?;
+    ) -> anyhow::Result<()> {
+        match self.process.await_execve() {
+            // Who is not root has its namespaces refused between clone and execve.
+            Err(e) if self.in_namespaces => {
+                *self = Self::without_namespaces(bounds, users, &e)?;
+                self.confine(bounds, cgroup, log)?;
+            }
+            executed => executed?,
         }
-        let vmm = Self { process };
         let start = VmmStart {
             kvm: handed.kvm.into(),
             input: handed.input,
@@ -94,15 +159,17 @@ impl VmmProcess {
             cmdline: spec.cmdline.clone(),
             mac: spec.mac,
             mtu,
-            log: log.to_owned(),
             console_bytes: bounds.console_bytes,
-            jail: VmmJail {
-                in_namespaces,
-                required: bounds.requires_jail,
-            },
         };
-        vmm.channel().send(ToVmm::Start(Box::new(start)))?;
-        Ok(vmm)
+        self.tell(ToVmm::Start(Box::new(start)))
+    }
+
+    /// Sends a message of its beginning. Why a VMM has ended is said where its machine is waited for.
+    fn tell(&self, message: ToVmm) -> anyhow::Result<()> {
+        match self.channel().send(message) {
+            Err(e) if !e.is_peer_gone() => Err(e.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Waits until the machine is made. Returns what that took the VMM.
@@ -207,27 +274,6 @@ impl From<OpenDisk> for VmmDisk {
             file: file.into(),
             read_only,
             rate,
-        }
-    }
-}
-
-/// Starts the process, in a PID namespace of its own where the host has one. Returns whether it is
-/// in one.
-fn start_jailed(bounds: &VmmBounds, users: &Users) -> anyhow::Result<(ChildProcess, bool)> {
-    match ChildProcess::start_in(Role::Vmm, users, Namespaces::Own) {
-        Ok(process) => Ok((process, true)),
-        Err(e) if bounds.requires_jail => {
-            let remedy =
-                "see `slipgate doctor`, or leave it out: the VMM has its other confinement";
-            let why = format!("the VMM can't have namespaces of its own: {e:#}");
-            Err(ConfigError::new("--jail", "required", why, remedy).into())
-        }
-        Err(e) => {
-            tracing::warn!(
-                "the VMM has no namespaces of its own ({e:#}); `slipgate doctor` says why, --jail \
-                 required refuses to run so"
-            );
-            Ok((ChildProcess::start(Role::Vmm, users)?, false))
         }
     }
 }

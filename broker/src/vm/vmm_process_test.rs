@@ -6,6 +6,7 @@ fn a_vmm_that_has_ended_is_asked_in_vain() {
     // This binary, which does not know the role, so it ends at once.
     let mut vmm = VmmProcess {
         process: ChildProcess::start(Role::Vmm, &Users::claim()).unwrap(),
+        in_namespaces: false,
     };
     let until = Instant::now() + Duration::from_secs(10);
     while vmm.end().is_none() {

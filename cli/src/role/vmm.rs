@@ -1,8 +1,8 @@
 //! The VMM process: runs one guest with the descriptors that it was given: KVM, the queues of the
 //! guest's TAP, a kernel, a console.
 //!
-//! It confines itself for good before it reads the first byte of a kernel
-//! ([`crate::sandbox::vmm`]), makes the machine, and waits for the broker's message that the TAP is
+//! It confines itself for good before it is told of its machine ([`crate::sandbox::vmm`]), while the
+//! broker opens what that is made of. It makes the machine, and waits for the broker's message that the TAP is
 //! served. It has three threads of its own: the main one waits for the guest's end, one listens to
 //! the broker, and one carries out orders, so that a stop is heard during a snapshot.
 use std::{
@@ -80,19 +80,19 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let began_at_us = monotonic_us();
     let broker = nix::unistd::getppid();
     let channel = Arc::new(inherited_channel("vmm", args.fd)?);
+    let Some(ToVmm::<OwnedFd>::Confine(jail)) = channel.receive()? else {
+        bail!("the broker ended before it said how to confine this process");
+    };
+    log::to_stderr(&jail.log)?;
+    write_from_the_background();
+    let refused = sandbox::enter(broker, args.user, jail.in_namespaces)?;
+    let confined_at_us = monotonic_us();
     let Some(ToVmm::Start(start)) = channel.receive()? else {
         bail!("the broker ended before it sent the machine's settings");
     };
-    log::to_stderr(&start.log)?;
-    write_from_the_background();
-    let bounds = sandbox::Bounds {
-        in_namespaces: start.jail.in_namespaces,
-        file_bytes: most_written(&start)?,
-    };
-    let refused = sandbox::enter(broker, args.user, bounds)?;
-    let confined_at_us = monotonic_us();
+    let told_at_us = monotonic_us();
     if let Some(refused) = refused.map(anyhow::Error::from) {
-        if start.jail.required {
+        if jail.required {
             let (flag, why) = (Some("--jail".to_owned()), format!("{refused:#}"));
             channel.send(FromVmm::Failed { flag, why })?;
             return Ok(());
@@ -102,6 +102,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
              --jail required refuses to run so"
         );
     }
+    sandbox::limit_files(most_written(&start)?)?;
     let may_restart = start.may_restart;
     let machine = match make(*start) {
         Ok(machine) => machine,
@@ -132,7 +133,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     }
     channel.send(FromVmm::Ready(VmmTimes {
         confined_us: confined_at_us - began_at_us,
-        made_us: monotonic_us() - confined_at_us,
+        made_us: monotonic_us() - told_at_us,
     }))?;
     if gone.recv().is_err() {
         // It is to stop, or the broker has ended.
@@ -411,7 +412,7 @@ impl Listener {
                     // One that nobody asked for is dropped with the next.
                     let _ = self.again.try_send(begins);
                 }
-                Ok(Some(ToVmm::Start(_))) => {}
+                Ok(Some(ToVmm::Confine(_) | ToVmm::Start(_))) => {}
                 // The broker's end is ours.
                 Ok(Some(ToVmm::Stop) | None) | Err(_) => return self.stop.stop(),
             }

@@ -32,15 +32,6 @@ use super::{
 /// Descriptors that the VMM may have: 16 queue pairs have some ten each.
 const FILES: u64 = 1_024;
 
-/// Confinement of a VMM besides its system calls.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Bounds {
-    /// Whether it is in a PID namespace of its own, and is to enter the others.
-    pub(crate) in_namespaces: bool,
-    /// Offset behind which it writes to no file.
-    pub(crate) file_bytes: u64,
-}
-
 /// Purpose of a VMM thread, which determines its filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Thread {
@@ -55,12 +46,13 @@ pub(crate) enum Thread {
 }
 
 /// Confines the calling process for good. `broker`: the parent, whose death ends this process.
-/// `user`: the user that the process becomes. Returns what the host refused of the namespaces; the
+/// `user`: the user that the process becomes. `in_namespaces`: whether it is in a PID namespace of its
+/// own, and is to enter the others. Returns what the host refused of the namespaces; the
 /// process is confined without it then.
 pub(crate) fn enter(
     broker: Pid,
     user: u32,
-    bounds: Bounds,
+    in_namespaces: bool,
 ) -> Result<Option<ConfinementError>, ConfinementError> {
     let filters = [
         nothing_by_name(),
@@ -70,12 +62,13 @@ pub(crate) fn enter(
     ];
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     limit_resources(FILES)?;
-    limit_files(bounds.file_bytes)?;
+    // It locks no memory.
+    limit("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0)?;
     // Over the change of user, after which they are raised again.
     prctl("keeping capabilities", libc::PR_SET_KEEPCAPS, 1)?;
     become_user(user)?;
     keep_capabilities(u64::MAX)?;
-    let refused = match bounds.in_namespaces {
+    let refused = match in_namespaces {
         true => jail::enter().err(),
         false => None,
     };
@@ -88,13 +81,15 @@ pub(crate) fn enter(
     Ok(refused)
 }
 
-/// Bounds the size of files, and of locked memory, of which the VMM has none.
-fn limit_files(file_bytes: u64) -> Result<(), ConfinementError> {
+/// Bounds the size of files: the VMM writes to none behind this offset, from now on.
+///
+/// # Errors
+/// The host refuses the limit.
+pub(crate) fn limit_files(file_bytes: u64) -> Result<(), ConfinementError> {
     // A write behind the limit is an error of that write then, and not the end of the process.
     // SAFETY: no handler is installed.
     unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.map_err(failed("SIGXFSZ"))?;
-    limit("RLIMIT_FSIZE", Resource::RLIMIT_FSIZE, file_bytes)?;
-    limit("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0)
+    limit("RLIMIT_FSIZE", Resource::RLIMIT_FSIZE, file_bytes)
 }
 
 /// Confines the calling thread further, for good. `may_restart`: whether the machine may begin anew.

@@ -24,17 +24,12 @@ const THREADS: [Thread; 10] = [
     Thread::Of(ThreadKind::Device),
 ];
 
-const BOUNDS: Bounds = Bounds {
-    in_namespaces: false,
-    file_bytes: 1 << 20,
-};
-
 /// `None`: while the machine is made.
 fn confined(thread: Option<Thread>, call: impl FnOnce() -> bool) -> WaitStatus {
     let narrowed =
         |thread: Option<Thread>| thread.is_none_or(|thread| narrow(thread, false).is_ok());
     confined_by(
-        |parent| enter(parent, NOBODY, BOUNDS).is_ok() && narrowed(thread),
+        |parent| enter(parent, NOBODY, false).is_ok() && narrowed(thread),
         call,
     )
 }
