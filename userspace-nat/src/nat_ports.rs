@@ -329,6 +329,10 @@ impl PortPool {
         now_ns: u64,
         given_back: &[GivenBack],
     ) -> bool {
+        let toward = self.toward.get(&to);
+        if self.has_plenty(toward, vm) && given_back.is_empty() {
+            return true;
+        }
         let is_reserved = |port: u16| is_reserved(&self.reserved, to, port);
         let is_own = |given: &&GivenBack| {
             given.vm == vm && !is_reserved(given.port) && self.offset(given.port).is_some()
@@ -339,7 +343,6 @@ impl PortPool {
             return true;
         }
         let (none, mut one) = (Toward::default(), Toward::default());
-        let toward = self.toward.get(&to);
         let toward = toward.map_or(&none, |toward| toward.view(&mut one));
         let safe = given_back.iter().filter(|given| given.how == Freed::Safe);
         let freed: Vec<(usize, VmId)> = safe
@@ -384,6 +387,17 @@ impl PortPool {
                     || !is_reserved(port) && toward.resting.iter().any(is_for)
                     || own().any(|given| given.port == port && is_its_again(given.how))
             })
+    }
+
+    /// Whether a VM may take a port toward a destination, and there are more free ones than those that
+    /// might be reserved or kept for a process: mostly there is nothing to search.
+    fn has_plenty(&self, toward: Option<&Busy>, vm: VmId) -> bool {
+        let busy = toward.map_or(0, Busy::len);
+        let held = || toward.map_or(0, |toward| toward.held_by(vm));
+        let free = self.range.len().saturating_sub(busy);
+        self.reserve
+            .allows(self.usable().saturating_sub(busy), held)
+            && free > self.reserved.len() + self.parts.kept()
     }
 
     /// Returns how many of the ports that are kept for this process one VM may have toward a

@@ -32,6 +32,7 @@ pub use crate::network::{
 
 mod difference;
 mod domain;
+mod recent;
 mod source;
 mod table;
 

@@ -5,7 +5,8 @@ use ipnet::IpNet;
 use slipgate_abi::IfIndex;
 
 use super::{
-    HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, domain::Domains, source,
+    HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, domain::Domains,
+    recent::Recent, source,
 };
 use slipgate_policy::PrefixMap;
 
@@ -37,6 +38,8 @@ pub struct RouteTable {
     own: Vec<IpAddr>,
     /// The host's addresses that may not be used.
     unusable: Vec<IpAddr>,
+    /// Look-ups in `routes`, and by the fields above.
+    recent: Recent,
 }
 
 impl RouteTable {
@@ -71,6 +74,7 @@ impl RouteTable {
             domains: Domains::new(snapshot),
             sources: own,
             host,
+            recent: Recent::new(),
         }
     }
 
@@ -93,9 +97,11 @@ impl RouteTable {
         source: Option<IpAddr>,
     ) -> Route {
         let addr = addr.into();
-        let from_table = || self.answer(&self.routes, addr, (uplink, source), None);
-        let known = self.without_table(addr).or_else(from_table);
-        known.unwrap_or(Route::Unreachable)
+        self.recent.answer((addr, uplink, source), || {
+            let from_table = || self.answer(&self.routes, addr, (uplink, source), None);
+            let known = self.without_table(addr).or_else(from_table);
+            known.unwrap_or(Route::Unreachable)
+        })
     }
 
     /// Returns the result of a look-up that no table decides.

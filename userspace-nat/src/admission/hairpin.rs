@@ -23,7 +23,7 @@ use crate::{
     route::Route,
     state::{Forwards, Nat, Refused, Rules, VmState},
 };
-use slipgate_policy::Destination;
+use slipgate_policy::{Destination, NatBehaviour};
 
 /// Returns an address of the family of `addr` that only a route to all of the internet has.
 fn anywhere(addr: IpAddr) -> IpAddr {
@@ -87,14 +87,14 @@ pub(super) fn may_hairpin(rules: &Rules, vm: VmId, to: Destination) -> bool {
 
 impl<D: Datapath> Planner<'_, D> {
     /// Plans a flow to a translated port of this host. Returns `None` if the destination is none, or
-    /// the VM's policy does not ask for hairpinning.
+    /// the VM's policy, which gives `behaviour`, does not ask for hairpinning.
     pub(super) fn hairpin(
         &self,
         vm: &VmState,
         to: Destination,
         guest: Option<&FlowTuple>,
+        behaviour: NatBehaviour,
     ) -> Option<Plan> {
-        let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
         if !behaviour.hairpins() || self.nat.flows.mappings.range().is_none() {
             return None;
         }

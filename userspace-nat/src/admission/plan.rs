@@ -96,7 +96,8 @@ impl<'a, D: Datapath> Planner<'a, D> {
         timestamps: bool,
         guest: Option<&FlowTuple>,
     ) -> Plan {
-        if let Some(plan) = self.hairpin(vm, to, guest) {
+        let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
+        if let Some(plan) = self.hairpin(vm, to, guest, behaviour) {
             return plan;
         }
         let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
@@ -114,7 +115,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
             mapped: None,
             refused: None,
         };
-        let checked = self.check_outbound(vm, to, (timestamps, guest), &mut plan);
+        let checked = self.check_outbound(vm, to, (timestamps, guest, behaviour), &mut plan);
         plan.refused = checked.err();
         plan
     }
@@ -124,7 +125,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
         &self,
         vm: &VmState,
         to: Destination,
-        (timestamps, guest): (bool, Option<&FlowTuple>),
+        (timestamps, guest, behaviour): (bool, Option<&FlowTuple>, NatBehaviour),
         plan: &mut Plan,
     ) -> Result<(), Refused> {
         let Nat {
@@ -163,7 +164,6 @@ impl<'a, D: Datapath> Planner<'a, D> {
             return Ok(());
         }
         // A port that was inspected is to rest toward its destination.
-        let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
         // A guest may have given itself the host's own address of IPv6.
         let is_apart = source.is_ipv4() || guest.is_none_or(|guest| guest.local != source);
         let can_be_mapped = flows.mappings.range().is_some() && is_apart;

@@ -7,7 +7,10 @@
 //! is served, so it neither makes up for its silence nor waits for those who were busy (start-time
 //! fair queueing, Goyal et al., SIGCOMM 1996). A VM's single SYN thus waits for two frames of each
 //! VM at most, however many precede it. A guest and the world that sends to it are two senders.
-use std::{cmp::Reverse, collections::BinaryHeap};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, binary_heap::PeekMut},
+};
 
 use hashbrown::HashMap;
 use slipgate_abi::{Handover, VmRow, first_packet::RING_LEN, portframe::PortFlags};
@@ -34,10 +37,10 @@ pub(crate) struct Waiting {
     frames: Vec<Waits>,
     /// Indices in `frames` that are not in use.
     free: Vec<u16>,
-    senders: HashMap<Sender, Share, foldhash::fast::RandomState>,
-    /// Senders with the cost of their frames so far and a number that counts up, by which those of
-    /// equal cost take turns.
-    turns: BinaryHeap<Reverse<(u64, u64, Sender)>>,
+    /// Index of the last frame of each sender that has any.
+    senders: HashMap<Sender, u16, foldhash::fast::RandomState>,
+    /// The first frame of each sender. The next one stays here until it is handled.
+    turns: BinaryHeap<Reverse<Place>>,
     number: u64,
     /// Cost of the sender that was served last, before that frame.
     cost: u64,
@@ -53,12 +56,10 @@ struct Waits {
     next: Option<u16>,
 }
 
-/// A sender's frames; there is at least one.
-#[derive(Clone, Copy, Debug)]
-struct Share {
-    first: u16,
-    last: u16,
-}
+/// A sender's place among the others, in their order: the cost of its frames so far, and a number that
+/// counts up, by which those of equal cost take turns. Then the sender, and the index of its first
+/// frame.
+type Place = (u64, u64, Sender, u16);
 
 /// A frame whose turn it is.
 #[derive(Clone, Copy, Debug)]
@@ -114,14 +115,15 @@ impl Waiting {
 
     fn line_up_frame(&mut self, frame: KeptFrame, sender: Sender, credits: u64) {
         let index = self.wait(frame, credits);
-        if let Some(share) = self.senders.get_mut(&sender) {
-            let last = std::mem::replace(&mut share.last, index);
+        if let Some(last) = self.senders.get_mut(&sender) {
+            let last = std::mem::replace(last, index);
             self.frames[usize::from(last)].next = Some(index);
             return;
         }
-        let (first, last) = (index, index);
-        self.senders.insert(sender, Share { first, last });
-        self.line_up(self.cost, sender);
+        self.senders.insert(sender, index);
+        self.number += 1;
+        let place = (self.cost, self.number, sender, index);
+        self.turns.push(Reverse(place));
     }
 
     fn wait(&mut self, frame: KeptFrame, credits: u64) -> u16 {
@@ -138,16 +140,10 @@ impl Waiting {
         (self.frames.len() - 1) as u16
     }
 
-    fn line_up(&mut self, cost: u64, sender: Sender) {
-        self.number += 1;
-        self.turns.push(Reverse((cost, self.number, sender)));
-    }
-
-    /// Returns the next frame. [`Waiting::done`] is to be called with it.
+    /// Returns the next frame. [`Waiting::done`] is to be called with it before the next call.
     pub(crate) fn next(&mut self) -> Option<Turn> {
-        let Reverse((cost, _, sender)) = self.turns.pop()?;
+        let Reverse((cost, _, sender, index)) = *self.turns.peek()?;
         self.cost = cost;
-        let index = self.senders.get(&sender)?.first;
         Some(Turn {
             frame: self.frames[usize::from(index)].frame,
             sender,
@@ -177,15 +173,19 @@ impl Waiting {
     /// Removes the frame, which led to `cost` frames.
     pub(crate) fn done(&mut self, turn: Turn, cost: usize) {
         let Turn { index, sender, .. } = turn;
+        // Who came meanwhile has its cost at least, and a higher number: it is still the first.
+        let Some(mut first) = self.turns.peek_mut() else {
+            return;
+        };
+        debug_assert!((first.0.2, first.0.3) == (sender, index));
         self.free.push(index);
-        let next = self.frames[usize::from(index)].next;
-        let share = self.senders.get_mut(&sender);
-        match share.zip(next) {
-            Some((share, next)) => {
-                share.first = next;
-                self.line_up(turn.cost + cost as u64, sender);
+        match self.frames[usize::from(index)].next {
+            Some(next) => {
+                self.number += 1;
+                first.0 = (turn.cost + cost as u64, self.number, sender, next);
             }
             None => {
+                PeekMut::pop(first);
                 self.senders.remove(&sender);
             }
         }

@@ -172,9 +172,11 @@ impl Flows {
         let live = datapath.slot(slot);
         let order = live.order();
         let (given, failed) = (OrderState::GIVEN, OrderState::FAILED);
-        if order
-            .compare_exchange(given, failed, Acquire, Acquire)
-            .is_ok()
+        // Mostly it is carried out, and a look is cheaper than the exchange.
+        if order.load(Acquire) == given
+            && order
+                .compare_exchange(given, failed, Acquire, Acquire)
+                .is_ok()
         {
             self.takes_orders &= !is_accepted;
         }

@@ -50,6 +50,16 @@ impl Ready {
         self.len += 1;
     }
 
+    /// Adds slots of one chunk, of which there was none.
+    fn add(&mut self, slots: Vec<SlotIndex>) {
+        let Some(chunk) = slots.first().map(|slot| slot.chunk()) else {
+            return;
+        };
+        debug_assert!(slots.iter().all(|slot| slot.chunk() == chunk));
+        self.len += slots.len();
+        self.by_chunk.entry(chunk).or_default().extend(slots);
+    }
+
     fn pop(&mut self) -> Option<SlotIndex> {
         let mut first = self.by_chunk.first_entry()?;
         let slot = first.get_mut().pop();
@@ -85,17 +95,19 @@ impl SlotPool {
         now_ns: u64,
     ) {
         self.owned += chunk.len();
+        let mut ready = Vec::with_capacity(chunk.len());
         for slot in chunk.rev().map(SlotIndex::new) {
             let live = tables.slot(slot);
             if live.verdict().load(Relaxed) != Verdict::Free as u32 {
                 continue;
             }
             if has_rested || live.generation().load(Relaxed) == 0 {
-                self.ready.push(slot);
+                ready.push(slot);
             } else {
                 self.release(slot, now_ns);
             }
         }
+        self.ready.add(ready);
     }
 
     /// Takes a slot for a VM that has `held` slots, one of `vms` VMs. Returns `None` when none is

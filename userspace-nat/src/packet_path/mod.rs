@@ -71,7 +71,10 @@ impl<D: Datapath> Core<D> {
         if frame.is_from_world() && self.sleeping.has(row, id) {
             return self.hold(bytes, now_ns);
         }
-        self.handle_taken(bytes, services, poller, now_ns)
+        match Self::is_fragment(&frame) {
+            true => self.take_fragment(bytes, services, poller, now_ns),
+            false => self.handle_whole(bytes, None, services, poller, now_ns),
+        }
     }
 
     /// Handles a frame that was taken in before, such as one that was held for a VM that slept.
@@ -518,7 +521,7 @@ impl<D: Datapath> Core<D> {
             }
             return done(nat.too_big_from_guest(vm, job, slot, out));
         }
-        return_to_kernel(&self.nat, vm, job, Command::Forward, slot)
+        return_to_kernel(&self.nat, vm, job, (Command::Forward, Some(mtu)), slot)
     }
 
     /// Handles a packet of a flow from the world.
@@ -530,7 +533,7 @@ impl<D: Datapath> Core<D> {
             let (nat, out) = (&mut self.nat, &mut self.out);
             return done(nat.too_big_from_world(vm, job, slot, out));
         }
-        return_to_kernel(&self.nat, vm, job, Command::Deliver, slot)
+        return_to_kernel(&self.nat, vm, job, (Command::Deliver, None), slot)
     }
 
     fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>) -> Finish {
@@ -597,18 +600,23 @@ impl<D: Datapath> Core<D> {
 }
 
 /// Returns a packet to the kernel. A SYN's MSS is clamped on the way, and from a guest's packet of
-/// an inspected connection all is removed that was not inspected.
+/// an inspected connection all is removed that was not inspected. `uplink_mtu`: [`Nat::uplink_mtu`],
+/// where it is known already.
 fn return_to_kernel<D: Datapath>(
     nat: &Nat<D>,
     vm: &VmState,
     job: Job<'_>,
-    code: Command,
+    (code, uplink_mtu): (Command, Option<u32>),
     slot: SlotIndex,
 ) -> Finish {
+    let path_mtu = || match uplink_mtu {
+        Some(uplink_mtu) => uplink_mtu.min(vm.net.mtu.into()),
+        None => nat.path_mtu(&vm.net, slot),
+    };
     let mss = match job.packet.transport {
         Transport::Tcp(tcp) if tcp.is_opening_syn() => {
             let version = job.packet.ip.version();
-            Some(mss::for_mtu(version, nat.path_mtu(&vm.net, slot)))
+            Some(mss::for_mtu(version, path_mtu()))
         }
         _ => None,
     };

@@ -37,6 +37,8 @@ pub(crate) const SCAN_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
 #[derive(Debug, Default)]
 pub(crate) struct Hops {
     known: hashbrown::HashMap<Hop, u32, foldhash::fast::RandomState>,
+    /// One of `known` with its element, the last that was requested: mostly all flows have one router.
+    last: Option<(Hop, u32)>,
     /// Elements that were claimed because a guest sent to the neighbour, not because it is a
     /// router.
     on_link: HashMap<Hop, u32>,
@@ -57,6 +59,7 @@ struct Scan {
 impl Hops {
     /// Clears the assignment of elements to next hops, because the links have changed.
     pub(crate) fn forget_known(&mut self) {
+        self.last = None;
         self.known.clear();
     }
 
@@ -71,6 +74,7 @@ impl Hops {
     }
 
     fn forget(&mut self, index: u32) {
+        self.last = None;
         self.known.retain(|_, known| *known != index);
         self.on_link.retain(|_, known| *known != index);
     }
@@ -83,7 +87,10 @@ impl Hops {
         hop: Hop,
         destination: IpAddr,
     ) -> u32 {
-        if let Some(index) = self.known.get(&hop).copied() {
+        let last = self.last.filter(|(last, _)| *last == hop);
+        let known = last.map(|(_, index)| index);
+        if let Some(index) = known.or_else(|| self.known.get(&hop).copied()) {
+            self.last = Some((hop, index));
             self.note_use(index);
             return index;
         }
