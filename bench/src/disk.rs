@@ -160,7 +160,8 @@ fn one(contender: Contender, image: &Path, reads: u32) -> Result<Sample> {
     let world = World::with(contender::world(false))?;
     let mut sample = Sample::default();
     for (at_once, names) in CASES {
-        // A few reads first, during which the threads are pinned.
+        // The line of a few reads says that the counted ones begin; the threads are pinned during the first
+        // of these.
         let work = format!(
             "address 10.0.2.15/24 10.0.2.2; disk 0 random {IMAGE_BYTES} 100 x{at_once}; \
              disk 0 random {IMAGE_BYTES} {reads} x{at_once}; wait 60s"

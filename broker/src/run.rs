@@ -116,7 +116,11 @@ pub fn run_vm<N: Serialize>(
     let users = Users::claim();
     let begun = BegunVmm::begin(&config.bounds, log, &users, began);
     let images = Images::open(&config.machine)?;
-    let inputs = Inputs::open(&config.nat, HandedOver::by_service_manager(), Some(users))?;
+    let inputs = Inputs::open(
+        &config.nat,
+        HandedOver::by_service_manager(),
+        Some(users.clone()),
+    )?;
     let read: Vec<_> = images.named().chain(inputs.named()).collect();
     let report = config.report.as_deref();
     let mut report = report
@@ -181,10 +185,10 @@ fn start(
     log: &str,
     begun: anyhow::Result<BegunVmm>,
 ) -> anyhow::Result<Running> {
-    let mut vm = Vm::prepare(config, images, None, log, &inputs.users, begun)?;
+    let mut vm = Vm::prepare(config, images, None, log, begun)?;
     let tap = tap_index(&config.machine.tap);
     if let Some(daemon) = daemon {
-        let joined = join(config, daemon, vm, inputs.users);
+        let joined = join(config, daemon, vm);
         return joined.inspect_err(|_| await_tap_end(tap));
     }
     if let Err(e) = vm.await_made(&config.machine) {
@@ -212,7 +216,7 @@ fn start(
 
 /// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
 /// meanwhile: what it is made of is known to make a machine.
-fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm, users: Users) -> anyhow::Result<Running> {
+fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Running> {
     let is_restored = config.machine.restore.is_some();
     if !is_restored {
         vm.await_made(&config.machine)?;
@@ -238,7 +242,7 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm, users: Users) -> anyhow:
     }
     match joined {
         Ok(joined) => {
-            let machine = JoinedMachine::new(vm, joined, users);
+            let machine = JoinedMachine::new(vm, joined);
             Ok(Running::Joined(Box::new(machine)))
         }
         Err(e) => Err(vm.blame(e)),

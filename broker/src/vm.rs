@@ -60,6 +60,8 @@ pub(crate) struct Vm {
     _vsock: Option<ListeningSocket>,
     /// Goes when the VMM has ended.
     cgroup: Option<Cgroup>,
+    /// The VMM's user is nobody else's until then.
+    _users: Users,
 }
 
 /// Event of the VM.
@@ -130,6 +132,7 @@ impl Images {
 pub(crate) struct BegunVmm {
     vmm: VmmProcess,
     cgroup: Option<Cgroup>,
+    users: Users,
     /// When the command began, and when this process was started.
     began: Instant,
     started: Instant,
@@ -153,6 +156,7 @@ impl BegunVmm {
         Ok(Self {
             vmm,
             cgroup,
+            users: users.clone(),
             began,
             started,
             started_us: micros(started.elapsed()),
@@ -169,7 +173,6 @@ impl Vm {
         images: Images,
         link: Option<(OwnedFd, Option<OwnedFd>)>,
         log: &str,
-        users: &Users,
         begun: anyhow::Result<BegunVmm>,
     ) -> anyhow::Result<Self> {
         let machine = &config.machine;
@@ -181,8 +184,9 @@ impl Vm {
             vsock,
         } = images;
         let kvm = kvm::open()?;
-        // The VMM last: it is dropped first, and leaves an empty cgroup.
+        // The VMM last: it is dropped first, and leaves an empty cgroup and its users.
         let BegunVmm {
+            users,
             cgroup,
             began,
             started,
@@ -215,7 +219,7 @@ impl Vm {
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let bounds = (&config.bounds, cgroup.as_ref());
-        vmm.make(&config.machine, bounds, handed, mtu, log, users)?;
+        vmm.make(&config.machine, bounds, handed, mtu, log, &users)?;
         let stages = Stages {
             opened_us: micros(began.elapsed()),
             started_us,
@@ -230,6 +234,7 @@ impl Vm {
             started,
             _vsock: vsock,
             cgroup,
+            _users: users,
         })
     }
 
@@ -238,10 +243,14 @@ impl Vm {
     /// # Errors
     /// It can't be made; the error blames the flag whose value is at fault.
     pub(crate) fn await_made(&mut self, machine: &MachineSpec) -> anyhow::Result<()> {
+        let made = self.vmm.await_made(machine);
         let VmmTimes {
             confined_us,
             made_us,
-        } = self.vmm.await_made(machine)?;
+        } = made.map_err(|e| match self.out_of_memory() {
+            Some(why) => anyhow::anyhow!("{e:#}, {why}"),
+            None => e,
+        })?;
         self.stages.confined_us = confined_us;
         self.stages.made_us = made_us;
         self.stages.ready_us = micros(self.started.elapsed());
@@ -313,10 +322,14 @@ impl Vm {
         Ok(())
     }
 
+    fn out_of_memory(&self) -> Option<&'static str> {
+        self.cgroup.as_ref().and_then(Cgroup::out_of_memory)
+    }
+
     /// How the VMM's process ended, in words; `None` while it runs.
     pub(crate) fn end(&mut self) -> Option<String> {
         let how = self.vmm.end()?;
-        Some(match self.cgroup.as_ref().and_then(Cgroup::out_of_memory) {
+        Some(match self.out_of_memory() {
             Some(why) => format!("{how}, {why}"),
             None => how,
         })

@@ -73,7 +73,7 @@ fn bind_to(broker: Pid) -> Result<(), ConfinementError> {
         Signal::SIGKILL as libc::c_ulong,
     )?;
     // Not for the VMM in a PID namespace of its own, where the parent is 0 before and after its end:
-    // it notices that at its first reading of the channel, and ends.
+    // it notices that when it has read what was sent, or when it answers, and ends.
     if getppid() != broker {
         let gone = io::ErrorKind::BrokenPipe.into();
         return Err(ConfinementError::new("the broker is gone already", gone));

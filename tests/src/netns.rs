@@ -359,8 +359,9 @@ impl NetNs {
             self.ip_alone(&format!("route replace {route} table local"))?;
         }
         let ipv6 = self.ip_alone("-6 route show")?;
-        // Those of a router's advertisement are its own to change.
-        let ipv6 = ipv6.lines().filter(|line| !line.contains(" expires "));
+        // Those of a router's advertisement are its own to change; those that refuse lead to no device.
+        let is_ours = |line: &&str| !line.contains(" expires ") && !line.contains(" error ");
+        let ipv6 = ipv6.lines().filter(is_ours);
         for route in ipv6.filter_map(|line| route_with(line, &name)) {
             self.ip_alone(&format!("-6 route replace {route}"))?;
         }

@@ -6,7 +6,6 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{signal::Signal, signalfd::SignalFd},
 };
-use slipgate_control::Users;
 use slipgate_ipc::engine::OnExit;
 
 use super::JoinedVm;
@@ -22,16 +21,13 @@ pub(crate) struct JoinedMachine {
     /// `None` once it has ended.
     pub(crate) vm: Option<Vm>,
     joined: JoinedVm,
-    /// The VMM's user: nobody else's for as long as the machine runs.
-    _users: Users,
 }
 
 impl JoinedMachine {
-    pub(crate) fn new(vm: Vm, joined: JoinedVm, users: Users) -> Self {
+    pub(crate) fn new(vm: Vm, joined: JoinedVm) -> Self {
         Self {
             vm: Some(vm),
             joined,
-            _users: users,
         }
     }
 

@@ -71,7 +71,7 @@ pub fn run_userspace_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let ran = start(&mut config, &prepared, images, log, begun).and_then(|(vm, link, how)| {
+    let ran = start(&mut config, images, log, begun).and_then(|(vm, link, how)| {
         let mut machine = Machine {
             name: config.nat.vms[0].name.clone(),
             vm: Some(vm),
@@ -136,7 +136,6 @@ pub fn run_userspace_vm<N: Serialize>(
 /// Makes the machine. Returns it, the engine's end of its link, and what that is.
 fn start(
     config: &mut RunConfig,
-    prepared: &Prepared,
     images: Images,
     log: &str,
     begun: anyhow::Result<BegunVmm>,
@@ -148,7 +147,7 @@ fn start(
         how,
     } = LinkEnds::make(&config.machine, &config.bounds)?;
     let link = Some((theirs, memory));
-    let mut vm = Vm::prepare(config, images, link, log, &prepared.users, begun)?;
+    let mut vm = Vm::prepare(config, images, link, log, begun)?;
     vm.await_made(&config.machine)?;
     Ok((vm, ours, how))
 }

@@ -108,7 +108,7 @@ impl VmmProcess {
         log: &str,
     ) -> anyhow::Result<()> {
         if let Some(cgroup) = cgroup {
-            // It waits for its first message.
+            // Before its first message: nothing of a machine is outside of the cgroup.
             cgroup.take(self.process.pid())?;
         }
         let jail = VmmJail {

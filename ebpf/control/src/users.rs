@@ -17,6 +17,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crate::{
@@ -52,10 +53,10 @@ const RANGES: [Range; 2] = [
     },
 ];
 
-/// A block of users, or the user nobody.
-#[derive(Debug)]
+/// A block of users, or the user nobody. The block is free for others when the last copy is dropped.
+#[derive(Clone, Debug)]
 pub struct Users {
-    claim: Option<Claim>,
+    claim: Option<Arc<Claim>>,
 }
 
 #[derive(Debug)]
@@ -87,7 +88,9 @@ impl Users {
             std::process::id()
         });
         match claim_in(&Path::new(RUN).join("users"), *range, start) {
-            Ok(Some(claim)) => Self { claim: Some(claim) },
+            Ok(Some(claim)) => Self {
+                claim: Some(Arc::new(claim)),
+            },
             Ok(None) => Self::nobody("all numbers for them are taken"),
             Err(error) => Self::nobody(&error.to_string()),
         }
@@ -113,12 +116,10 @@ impl Users {
     }
 }
 
-impl Drop for Users {
+impl Drop for Claim {
     fn drop(&mut self) {
         // Under the lock: a process that waits for it finds that the path no longer names the file.
-        if let Some(claim) = &self.claim {
-            let _ = fs::remove_file(&claim.path);
-        }
+        let _ = fs::remove_file(&self.path);
     }
 }
 

@@ -11,7 +11,9 @@ fn blocks_are_apart_and_come_back() {
     let dir = dir.path().join("users");
     let take = |start| {
         let claimed = claim_in(&dir, FEW, start).unwrap();
-        claimed.map(|claim| Users { claim: Some(claim) })
+        claimed.map(|claim| Users {
+            claim: Some(Arc::new(claim)),
+        })
     };
     // From anywhere on, and round.
     let all: Vec<_> = (0..3).map(|_| take(5).unwrap()).collect();
@@ -20,7 +22,12 @@ fn blocks_are_apart_and_come_back() {
     assert!(take(0).is_none());
     let of = |users: &Users| [0, 1, 2, 3].map(|which| users.user(which));
     assert_eq!(of(&all[0]), [1_008, 1_009, 1_010, 1_011]);
+    let copy = all[0].clone();
     drop(all);
+    // It is taken for as long as there is a copy.
+    assert!(dir.join("1008.lock").exists());
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    drop(copy);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     // A killed process's files belong to no process, and are removed.
     for left in ["1000.lock", "1008.lock"] {

@@ -1,6 +1,9 @@
 //! Parser of the command line.
 use alloc::{string::String, vec::Vec};
-use core::{num::NonZeroU32, str::FromStr};
+use core::{
+    num::{NonZeroU32, NonZeroU64},
+    str::FromStr,
+};
 
 use super::{
     AT_ONCE_MAX, BalloonWork, CommandError, CommandLine, Direction, DiskWork, Exchange,
@@ -195,8 +198,8 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
             let count = words.count("how many connections")?;
             let service = match service {
                 "echo" => VsockService::Echo,
-                "sink" => VsockService::Sink(words.parsed("how many bytes")?),
-                _ => VsockService::Source(words.parsed("how many bytes")?),
+                "sink" => VsockService::Sink(words.bytes()?),
+                _ => VsockService::Source(words.bytes()?),
             };
             Workload::Vsock(VsockWork {
                 service,
@@ -323,6 +326,12 @@ impl<'a> Words<'a> {
 
     fn count(&mut self, what: &str) -> Result<u32, String> {
         self.parsed::<NonZeroU32>(what).map(NonZeroU32::get)
+    }
+
+    /// Parses a number of bytes above zero.
+    fn bytes(&mut self) -> Result<u64, String> {
+        let what = "how many bytes";
+        self.parsed::<NonZeroU64>(what).map(NonZeroU64::get)
     }
 
     /// Parses `xM`; returns 1 if it is absent.

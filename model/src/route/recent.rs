@@ -1,4 +1,4 @@
-//! Answers of late look-ups in a route table.
+//! Answers of recent look-ups in a route table.
 //!
 //! A table never changes, so an answer holds as long as its table. Many flows lead to few addresses,
 //! and a look-up takes some 400 instructions. Each address has one place here, and shares it with
@@ -9,13 +9,13 @@ use slipgate_abi::IfIndex;
 
 use super::Route;
 
-/// Number of places, 8 KiB: a power of two.
+/// Number of places, some KiB together: a power of two.
 const PLACES: usize = 64;
 
 /// What a look-up depends on: the destination, the uplink and the source address.
 pub(super) type Question = (IpAddr, Option<IfIndex>, Option<IpAddr>);
 
-/// Late look-ups with their answers. The default has no place for any.
+/// Recent look-ups with their answers. The default has no place for any.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recent(Vec<Cell<Option<(Question, Route)>>>);
 

@@ -16,8 +16,8 @@ const ENOUGH_BYTES: u64 = 400 << 20;
 const TOO_LITTLE_BYTES: u64 = 40 << 20;
 /// Memory that a guest has touched once its kernel prints, at least, bytes.
 const TOUCHED_BYTES: u64 = 24 << 20;
-/// Exit status of `slipgate run` whose VMM died.
-const VMM_DIED: i32 = 122;
+/// Exit status of `slipgate run` whose VMM died, and of one that died before there was a machine.
+pub(crate) const KILLED: [i32; 2] = [122, 1];
 
 /// A cgroup in which slipgate makes those of its VMMs.
 pub(crate) struct Limits {
@@ -106,7 +106,8 @@ impl Limits {
     /// # Errors
     /// It was not killed for its memory, or that was not reported.
     pub(crate) fn check_killed(&self, status: Option<i32>, stderr: &str) -> Result<()> {
-        if status != Some(VMM_DIED) || !stderr.contains("for it reached --memory-max") {
+        let is_expected = status.is_some_and(|status| KILLED.contains(&status));
+        if !is_expected || !stderr.contains("for it reached --memory-max") {
             return Err(Error::unexpected(format!(
                 "a guest in too little memory ended with {status:?}: {stderr}"
             )));

@@ -23,7 +23,10 @@ use slipgate_testbed::{
     world::UPLINK,
 };
 
-use crate::{limits::Limits, stuck};
+use crate::{
+    limits::{KILLED, Limits},
+    stuck,
+};
 
 /// A kernel under two emulations.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
@@ -104,7 +107,7 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
             let limits = limits.insert(Limits::make()?);
             let killed = world
                 .host
-                .output_with(run(&limits.flags_that_kill())?, &[122])?;
+                .output_with(run(&limits.flags_that_kill())?, &KILLED)?;
             limits.check_killed(
                 killed.status.code(),
                 &String::from_utf8_lossy(&killed.stderr),

@@ -27,9 +27,9 @@ use crate::{
 
 matrix! {
     a_stream_gets_its_rate_and_a_short_queue_each_way: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md).";
+        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md)";
     a_stream_over_a_distance_gets_its_rate: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md).";
+        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md)";
 }
 
 /// 100 Mb/s, L3 bytes per second.

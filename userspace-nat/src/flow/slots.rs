@@ -50,7 +50,7 @@ impl Ready {
         self.len += 1;
     }
 
-    /// Adds slots of one chunk, of which there was none.
+    /// Adds slots, all of one chunk.
     fn add(&mut self, slots: Vec<SlotIndex>) {
         let Some(chunk) = slots.first().map(|slot| slot.chunk()) else {
             return;

@@ -4,7 +4,8 @@
 //! That a TAP is empty only a read can say, and the set of descriptors says again in the next turn that it
 //! is not. So where frames come one by one, as those of a handshake or of requests do, the read behind each
 //! would be in vain: it is left out, unless there were frames in a row the last time, or the turn before
-//! had one too. Of frames that come in a row, one waits for a turn of its own at most.
+//! had one too. Of frames in a row that nothing announced, the first is read alone; the next turn reads
+//! the others to the end. A turn is a call of [`FrameIo::recv`](crate::port::FrameIo::recv).
 
 /// What the last readings have found.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]

@@ -23,7 +23,7 @@ fn a_frame_that_comes_alone_is_read_alone() {
 }
 
 #[test]
-fn of_frames_in_a_row_one_at_most_waits_for_its_turn() {
+fn of_the_first_row_the_first_frame_is_read_alone() {
     let mut in_row = InRow::default();
     assert_eq!(reads(&mut in_row, 5), (1, 4));
     assert_eq!(reads(&mut in_row, 4), (5, 0), "the next turn goes on");
