@@ -51,6 +51,34 @@ fn a_machine_is_the_daemons_vm_for_as_long_as_it_runs() {
     });
 }
 
+/// The user of a process, from its status: its files in /proc are root's.
+fn user(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("Uid:"));
+    let user = line.and_then(|line| line.split_whitespace().nth(1));
+    user.expect("a user").parse().unwrap()
+}
+
+#[test]
+fn the_user_of_a_machine_is_its_own_until_it_has_ended() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let _daemon = Slipgate::serve(&bed.world.host, &bed.pins, &["--uplink", UPLINK]).unwrap();
+    let machine = bed.start_with(&["--name", "b", "--cmdline", "serve 7 60s"]);
+    eventually("it is served", || {
+        vms(&bed, &bed.pins)[0]["state"] == "served"
+    });
+    let vmm = user(machine.vmm_pid().unwrap());
+    // Of a block of four.
+    let lock = std::path::PathBuf::from(format!("/run/slipgate/users/{}.lock", vmm & !3));
+    assert!(lock.exists(), "{}", lock.display());
+    signal(machine.broker_pid(), libc::SIGTERM);
+    let end = machine.finish(WAIT).unwrap();
+    assert_eq!(end.status.code(), Some(143), "{}", end.stderr);
+    assert!(!lock.exists(), "{}", lock.display());
+}
+
 #[test]
 fn a_machine_that_begins_anew_has_its_flows_ended_by_the_daemon() {
     require_root_and_tun!();
