@@ -52,6 +52,23 @@ fn handle(batch: &mut Batch, waiting: &mut Waiting, cost: usize) -> Option<(u16,
 }
 
 #[test]
+fn frames_that_come_while_one_is_handled_wait_behind_it() {
+    let (mut batch, mut waiting) = (Batch::keeping(MOST_WAITING), Waiting::default());
+    let mut queue = VecDeque::from([frame(1, false, 0)]);
+    read(&mut batch, &mut waiting, &mut queue);
+    let turn = waiting.next().unwrap();
+    // Of its sender, and of another, which has cost nothing yet.
+    queue.extend([frame(1, false, 1), frame(2, false, 2)]);
+    read(&mut batch, &mut waiting, &mut queue);
+    let handled = turn.frame;
+    waiting.done(turn, 1);
+    batch.release(handled);
+    let rest: Vec<_> = std::iter::from_fn(|| handle(&mut batch, &mut waiting, 1)).collect();
+    assert_eq!(rest, [(2, false, 2), (1, false, 1)]);
+    assert!(waiting.is_empty());
+}
+
+#[test]
 fn a_newcomer_is_served_within_two_frames_whatever_waits() {
     let (mut batch, mut waiting) = (Batch::keeping(MOST_WAITING), Waiting::default());
     let mut queue: VecDeque<_> = (0..u32::from(MOST_WAITING) - RING_LEN)
