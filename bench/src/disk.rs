@@ -137,16 +137,7 @@ pub(crate) fn measure(
                 Ok((_folder, image)) => one(*contender, image, reads),
                 Err(why) => Err(Error::msg(why.to_string())),
             };
-            let outcome = outcome.map_err(|why| format!("{why:#}"));
-            if let Err(why) = &outcome {
-                eprintln!("round {round}: {}: {DISK}: {why}", contender.name());
-            }
-            cells.push(Cell {
-                round,
-                contender: contender.name(),
-                workload: DISK,
-                outcome,
-            });
+            cells.push(Cell::of(round, contender.name(), DISK, outcome));
         }
     }
     let names: Vec<_> = present.iter().map(|one| one.name()).collect();

@@ -124,16 +124,7 @@ pub(crate) fn measure(
     for round in 1..=settings.rounds.min(3) {
         for part in PARTS.into_iter().filter(|part| wanted(part)) {
             for (contender, outcome) in one_round(part, settings, quick) {
-                let outcome = outcome.map_err(|why| format!("{why:#}"));
-                if let Err(why) = &outcome {
-                    eprintln!("round {round}: {contender}: {part}: {why}");
-                }
-                cells.push(Cell {
-                    round,
-                    contender,
-                    workload: part,
-                    outcome,
-                });
+                cells.push(Cell::of(round, contender, part, outcome));
             }
         }
     }

@@ -17,6 +17,27 @@ pub(crate) struct Cell {
     pub(crate) outcome: std::result::Result<Sample, String>,
 }
 
+impl Cell {
+    /// A result. Why there is none is printed at once.
+    pub(crate) fn of(
+        round: usize,
+        contender: &'static str,
+        workload: &'static str,
+        outcome: anyhow::Result<Sample>,
+    ) -> Self {
+        let outcome = outcome.map_err(|why| format!("{why:#}"));
+        if let Err(why) = &outcome {
+            eprintln!("round {round}: {contender}: {workload}: {why}");
+        }
+        Self {
+            round,
+            contender,
+            workload,
+            outcome,
+        }
+    }
+}
+
 /// Values of one metric of one contender over all rounds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Row {

@@ -79,16 +79,8 @@ pub(crate) fn measure(
     let mut cells = Vec::new();
     for round in 1..=rounds {
         for contender in &present {
-            let outcome = one_boot(*contender, amounts).map_err(|why| format!("{why:#}"));
-            if let Err(why) = &outcome {
-                eprintln!("round {round}: {}: {VSOCK}: {why}", contender.name());
-            }
-            cells.push(Cell {
-                round,
-                contender: contender.name(),
-                workload: VSOCK,
-                outcome,
-            });
+            let outcome = one_boot(*contender, amounts);
+            cells.push(Cell::of(round, contender.name(), VSOCK, outcome));
         }
     }
     let names: Vec<_> = present.iter().map(|one| one.name()).collect();

@@ -83,15 +83,7 @@ pub(super) fn round(round: usize, quick: bool, cells: &mut Vec<Cell>) {
         let (workload, _) = case.measured;
         for contender in [OURS, QEMU] {
             let outcome = one(contender, case, quick);
-            if let Err(why) = &outcome {
-                eprintln!("round {round}: {contender}: {workload}: {why:#}");
-            }
-            cells.push(Cell {
-                round,
-                contender,
-                workload,
-                outcome: outcome.map_err(|why| format!("{why:#}")),
-            });
+            cells.push(Cell::of(round, contender, workload, outcome));
         }
     }
 }
