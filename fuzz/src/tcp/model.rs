@@ -7,7 +7,8 @@ pub(super) fn before(a: u32, b: u32) -> bool {
     a != b && b.wrapping_sub(a) < 1 << 31
 }
 
-const DAYS_24_NS: u64 = 24 * 24 * 3_600 * 1_000_000_000;
+/// Silence after which a value of the guest means nothing: Linux's `TCP_PAWS_WRAP`, ns.
+const OUTDATED_NS: u64 = 2_147 * 1_000_000_000;
 
 /// State of the connection as RFC 9293 requires it.
 pub(super) struct Model {
@@ -125,8 +126,8 @@ impl Model {
             return only(Reply::Nothing);
         }
         // RFC 7323 section 5.3, R1: a segment that is older than the newest one is dropped, unless nothing
-        // came for 24 days.
-        let is_recent = now_ns - self.recent_ns < DAYS_24_NS;
+        // came for so long that the clock of microseconds may have wrapped.
+        let is_recent = now_ns - self.recent_ns < OUTDATED_NS;
         let times = self.recent.zip(segment.timestamps);
         if times.is_some_and(|(recent, theirs)| before(theirs.value, recent) && is_recent) {
             return only(Reply::Nothing);

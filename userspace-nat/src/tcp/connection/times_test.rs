@@ -138,6 +138,17 @@ fn rfc7323_5_3_an_old_segment_is_answered_and_dropped() {
 }
 
 #[test]
+fn rfc7323_5_3_a_time_half_of_the_space_away_is_not_older() {
+    for (away, is_taken) in [(1 << 31, true), ((1 << 31) + 1, false)] {
+        let mut connection = Connection::new(Version::V4, &syn(Some(THEIRS)), OURS);
+        let ours = connection.connected(50_000, BEGAN_NS).timestamps.unwrap();
+        let segment = data(0, 0, 0, Some((THEIRS.wrapping_add(away), ours.value)));
+        connection.receive(&segment, after(1));
+        assert_eq!(connection.state() == State::Established, is_taken, "{away}");
+    }
+}
+
+#[test]
 fn a_guest_that_stops_sending_timestamps_is_still_heard() {
     let (mut connection, _) = established();
     let segment = data(0, 100, 0, None);
