@@ -354,6 +354,7 @@ fn chosen_workloads(only: &[String], families: Families) -> Result<Vec<Box<dyn W
 fn chosen_contenders(only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
     let all = contender::all();
     let mut known: Vec<_> = all.iter().map(|contender| contender.name()).collect();
+    known.extend(contender::USER_MODE_CURRENT.map(|process| process.name()));
     known.extend(microvm::contenders());
     for name in only {
         if !known.contains(&name.as_str()) {

@@ -3,13 +3,19 @@
 
 use std::{
     env,
-    fs::File,
-    os::{fd::AsRawFd, unix::process::CommandExt},
+    ffi::{CStr, CString, OsStr},
+    os::unix::{ffi::OsStrExt as _, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result};
+use nix::{
+    fcntl::{OFlag, open},
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::stat::Mode,
+};
 use slipgate_testbed::{GUEST_DEVICE, NetNs, world_ipv6};
 
 use super::{
@@ -22,9 +28,11 @@ use crate::machine::Pinning;
 const PASTA: &str = "SLIPGATE_PASTA";
 /// Default MTU of pasta and largest of slirp4netns, bytes, with which each is fastest.
 const BEST_MTU: u32 = 65520;
-/// Descriptor by which the child finds the guest's namespace. pasta drops CAP_SYS_PTRACE before it
-/// opens the namespace, so a path below another process's `/proc` entry would fail.
-const NAMESPACE_FD: i32 = 9;
+/// Where pasta finds the guest's namespace, in a mount namespace of its own. It drops CAP_SYS_PTRACE
+/// before it opens the namespace, and a current one closes all descriptors, so a path in `/proc` would
+/// fail.
+const MOUNT_POINT: &CStr = c"/mnt";
+const NAMESPACE: &CStr = c"/mnt/guest";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Program {
@@ -78,7 +86,7 @@ impl UserMode {
 
     fn pasta(&self, program: &Path, guest: &NetNs, ipv6: bool) -> Result<Command> {
         let path = guest.path();
-        let namespace = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        let namespace = CString::new(path.as_os_str().as_bytes())?;
         let mut command = Command::new(program);
         // As root it would become nobody, who can't enter the namespace.
         command.args(["--foreground", "--quiet", "--runas", "0"]);
@@ -92,17 +100,12 @@ impl UserMode {
         command.args(["--gateway", "10.0.2.2", "--mtu", &self.mtu.to_string()]);
         command.args(["--tcp-ports", self.ports, "--udp-ports", "none"]);
         command.args(["--tcp-ns", "none", "--udp-ns", "none"]);
-        command.args(["--netns", &format!("/proc/self/fd/{NAMESPACE_FD}")]);
-        let duplicate = move || {
-            // SAFETY: dup2 takes numbers only and may be called between fork and exec; the
-            // closure holds the descriptor.
-            match unsafe { libc::dup2(namespace.as_raw_fd(), NAMESPACE_FD) } {
-                -1 => Err(std::io::Error::last_os_error()),
-                _ => Ok(()),
-            }
-        };
-        // SAFETY: `duplicate` makes a system call only.
-        unsafe { command.pre_exec(duplicate) };
+        command
+            .arg("--netns")
+            .arg(OsStr::from_bytes(NAMESPACE.to_bytes()));
+        let mount = move || Ok(mount_namespace(&namespace)?);
+        // SAFETY: `mount` makes system calls only.
+        unsafe { command.pre_exec(mount) };
         Ok(command)
     }
 
@@ -156,6 +159,22 @@ impl Contender for UserMode {
         }
         Ok(stand)
     }
+}
+
+/// Mounts a network namespace at [`NAMESPACE`], for this process and its children alone.
+fn mount_namespace(namespace: &CStr) -> nix::Result<()> {
+    const NONE: Option<&CStr> = None;
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    mount(
+        NONE,
+        c"/",
+        NONE,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        NONE,
+    )?;
+    mount(NONE, MOUNT_POINT, Some(c"tmpfs"), MsFlags::empty(), NONE)?;
+    drop(open(NAMESPACE, OFlag::O_CREAT, Mode::S_IRUSR)?);
+    mount(Some(namespace), NAMESPACE, NONE, MsFlags::MS_BIND, NONE)
 }
 
 fn named_pasta() -> Result<PathBuf> {

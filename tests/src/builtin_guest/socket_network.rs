@@ -2,7 +2,9 @@
 //! `slipgate attach --socket`.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -43,7 +45,7 @@ impl SocketNetwork {
     pub fn passt(namespace: &NetNs, program: &Path, mtu: u32, passage: Passage) -> Result<Self> {
         let mut command = Command::new(program);
         command
-            .args(["--foreground", "--quiet", "--runas", "0", "--ipv4-only"])
+            .args(["--foreground", "--quiet", "--ipv4-only"])
             .args(["--address", "10.0.2.15", "--netmask", "24"])
             .args(["--gateway", "10.0.2.2", "--mtu", &mtu.to_string()])
             .args(["--tcp-ports", "none", "--udp-ports", "none"]);
@@ -109,6 +111,9 @@ impl SocketNetwork {
     ) -> Result<Self> {
         let name = command.get_program().display().to_string();
         let folder = tempfile::tempdir().tried("make a folder for a socket")?;
+        // passt becomes nobody, before or behind the making of its socket as its version is.
+        let for_all = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(folder.path(), for_all).tried("open a socket's folder to nobody")?;
         let socket = folder.path().join("socket");
         listen_at(&mut command, &socket);
         command
