@@ -40,6 +40,15 @@ pub(super) enum Rested<C> {
     Over,
 }
 
+/// What ended a wait. Neither, if the time is over or a signal came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Woken {
+    /// A command has arrived: [quiet](Inbox::quiet) the inbox.
+    pub(super) command: bool,
+    /// The other descriptor can be read.
+    pub(super) kick: bool,
+}
+
 struct Bell {
     /// True after a command was sent. The flag is read without a system call, for a busy thread.
     rung: AtomicBool,
@@ -117,6 +126,7 @@ impl<C> Inbox<C> {
     }
 
     /// Waits until a command arrives, until `kick` can be read, or until the time is over.
+    /// Returns which of them it was.
     ///
     /// # Errors
     /// The host refuses to wait.
@@ -124,7 +134,7 @@ impl<C> Inbox<C> {
         &self,
         kick: Option<RawFd>,
         time: Option<Duration>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Woken> {
         // poll(2) ignores a negative descriptor.
         let readable = |fd| libc::pollfd {
             fd,
@@ -139,7 +149,10 @@ impl<C> Inbox<C> {
         let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
         match io::Error::last_os_error() {
             error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
-            _ => Ok(()),
+            _ => Ok(Woken {
+                command: fds[0].revents != 0,
+                kick: fds[1].revents != 0,
+            }),
         }
     }
 

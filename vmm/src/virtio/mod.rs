@@ -2,6 +2,7 @@
 pub mod balloon;
 pub mod block;
 mod device;
+mod look;
 mod mailbox;
 pub mod net;
 mod pieces;

@@ -194,7 +194,7 @@ fn serve(mut activation: Activation, inbox: &Inbox<Command>) -> Option<Command> 
         allowance.refill(Instant::now());
         let answered = waited
             .map_err(|_| Broken)
-            .and_then(|()| answer(&mut queue, &activation, &mut allowance));
+            .and_then(|_| answer(&mut queue, &activation, &mut allowance));
         match answered {
             Ok(done) => is_throttled = !done,
             Err(Broken) => {

@@ -3,7 +3,7 @@ use std::{
     io,
     sync::{Arc, mpsc},
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use virtio_bindings::{
@@ -27,6 +27,7 @@ use crate::{
     thread,
     virtio::{
         ActivateError, Activation, VirtioDevice,
+        look::Patience,
         mailbox::{Mailbox, mailbox},
         pieces::Translation,
         rate::Limiter,
@@ -37,6 +38,9 @@ use crate::{
 const QUEUE_SIZES: &[u16] = &[QUEUE_SIZE];
 /// Bytes of `struct virtio_blk_config` that belong to the offered features.
 const CONFIG_BYTES: usize = 24;
+/// Longest look for the next request. A guest that waits for each answer takes some 10 to 50 µs until
+/// it asks again. For one that takes longer a look costs more CPU time than the wakeup it spares.
+const LONGEST_LOOK: Duration = Duration::from_micros(50);
 
 /// The virtio block device.
 pub struct Disk {
@@ -57,6 +61,17 @@ impl Disk {
         threads: &ThreadSetup,
         counters: Arc<DiskCounters>,
     ) -> Result<Disk, DiskError> {
+        let patience = Patience::new(LONGEST_LOOK);
+        Disk::with_patience(number, config, threads, counters, patience)
+    }
+
+    fn with_patience(
+        number: usize,
+        config: DiskConfig,
+        threads: &ThreadSetup,
+        counters: Arc<DiskCounters>,
+        patience: Patience,
+    ) -> Result<Disk, DiskError> {
         let rate = config.rate;
         let image = Arc::new(Image::new(config)?);
         let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
@@ -71,6 +86,7 @@ impl Disk {
             id,
             counters,
             limiter: Limiter::new(rate, Instant::now()),
+            patience,
         };
         let thread = thread::spawn(&name, ThreadKind::Disk, threads, || worker.run());
         Ok(Disk {

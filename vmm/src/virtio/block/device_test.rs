@@ -1,12 +1,12 @@
 use std::{
     fs::File,
     os::unix::fs::FileExt,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst, fence},
     time::{Duration, Instant},
 };
 
 use proptest::prelude::*;
-use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -33,6 +33,8 @@ const WRITE: u16 = VRING_DESC_F_WRITE as u16;
 const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const SECTORS: u64 = 64;
 const FLUSH: u64 = 1 << VIRTIO_BLK_F_FLUSH;
+const EVENT_IDX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
+const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 /// Types and statuses of requests, by the specification.
 const IN: u32 = 0;
 const OUT: u32 = 1;
@@ -79,6 +81,10 @@ impl Rig {
     }
 
     fn limited(read_only: bool, rate: RateConfig) -> Rig {
+        Rig::patient(read_only, rate, Patience::new(LONGEST_LOOK))
+    }
+
+    fn patient(read_only: bool, rate: RateConfig, patience: Patience) -> Rig {
         let file = tempfile::tempfile().unwrap();
         for sector in 0..SECTORS {
             let mut bytes = [0x5a; SECTOR_BYTES as usize];
@@ -91,7 +97,7 @@ impl Rig {
             rate,
         };
         let counters: Arc<DiskCounters> = Arc::default();
-        let disk = Disk::new(3, config, &setup(), counters.clone()).unwrap();
+        let disk = Disk::with_patience(3, config, &setup(), counters.clone(), patience).unwrap();
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Rig {
             disk,
@@ -136,8 +142,14 @@ impl Rig {
         self.disk.activate(activation).unwrap();
     }
 
-    /// Writes a chain from the table's start and makes it available.
+    /// Writes a chain from the table's start, makes it available, and notifies.
     fn offer(&mut self, chain: &[Buffer]) {
+        self.add(chain);
+        self.bell.write(1).unwrap();
+    }
+
+    /// Writes a chain from the table's start and makes it available.
+    fn add(&mut self, chain: &[Buffer]) {
         for (at, (address, bytes, writable)) in chain.iter().enumerate() {
             let next = if at + 1 < chain.len() { NEXT } else { 0 };
             let flags = next | if *writable { WRITE } else { 0 };
@@ -153,7 +165,37 @@ impl Rig {
         self.available = self.available.wrapping_add(1);
         let index = GuestAddress(AVAILABLE + 2);
         self.memory.store(self.available, index, SeqCst).unwrap();
-        self.bell.write(1).unwrap();
+    }
+
+    /// Adds a read of a sector's data and notifies as a driver has to: only if the disk asked for it.
+    /// Returns whether it had, once the read is answered.
+    fn read_as_a_driver(&mut self, features: u64, sector: u64) -> bool {
+        let header = [u64::from(IN).to_le_bytes(), sector.to_le_bytes()].concat();
+        self.put(HEADER, &header);
+        self.add(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+        fence(SeqCst);
+        let notifies = self.is_listening(features, self.available.wrapping_sub(1));
+        if notifies {
+            self.bell.write(1).unwrap();
+        }
+        let all = self.available;
+        let begin = Instant::now();
+        while self.used() != all {
+            assert!(begin.elapsed() < Duration::from_secs(10), "no answer");
+            std::hint::spin_loop();
+        }
+        assert_eq!(self.get(DATA, 8), sector.to_le_bytes());
+        notifies
+    }
+
+    /// Whether the disk wants to be notified of the chain of this index.
+    fn is_listening(&self, features: u64, index: u16) -> bool {
+        let word = |at| -> u16 { self.memory.load(GuestAddress(USED + at), SeqCst).unwrap() };
+        if features & EVENT_IDX == 0 {
+            word(0) & NO_NOTIFY == 0
+        } else {
+            word(4 + 8 * u64::from(SIZE)) == index
+        }
     }
 
     fn used(&self) -> u16 {
@@ -290,6 +332,59 @@ fn what_is_written_and_flushed_is_read_back() {
     ];
     let counted = counted.map(|counter| counter.load(SeqCst));
     assert_eq!(counted, [1, 0x2400, 1, 0x2000, 1]);
+}
+
+#[test]
+fn a_look_finds_requests_of_which_the_disk_is_not_notified() {
+    for features in [FLUSH, FLUSH | EVENT_IDX] {
+        let patience = Patience::new(Duration::from_secs(1));
+        let mut rig = Rig::patient(false, RateConfig::default(), patience);
+        rig.activate(features);
+        // Where other threads want the core a look ends early, so this may take some requests.
+        let begin = Instant::now();
+        while rig.read_as_a_driver(features, 5) {
+            assert!(begin.elapsed() < Duration::from_secs(10), "always notified");
+        }
+    }
+}
+
+/// Requests come at all moments of looks and of falling asleep. One that is lost between the two has
+/// no answer.
+#[test]
+fn no_request_is_lost_between_a_look_and_a_sleep() {
+    for features in [FLUSH, FLUSH | EVENT_IDX] {
+        let mut rig = Rig::new(false);
+        rig.activate(features);
+        for round in 0..4_000_u32 {
+            let pause = Duration::from_nanos(u64::from(round * 7919 % 60_000));
+            let begin = Instant::now();
+            while begin.elapsed() < pause {
+                std::hint::spin_loop();
+            }
+            rig.read_as_a_driver(features, u64::from(round) % SECTORS);
+        }
+    }
+}
+
+#[test]
+fn an_idle_disk_asks_for_notifications() {
+    for features in [FLUSH, FLUSH | EVENT_IDX] {
+        let mut rig = Rig::new(false);
+        rig.activate(features);
+        for sector in 0..8 {
+            rig.read_as_a_driver(features, sector);
+        }
+        rig.wait("the end of the look", |rig| {
+            rig.is_listening(features, rig.available)
+        });
+        assert!(rig.read_as_a_driver(features, 8));
+        // A command is taken at once, also while it looks.
+        let state = rig.disk.suspend();
+        assert_eq!(state.queues[0].next_used, 9);
+        rig.disk.resume();
+        rig.read_as_a_driver(features, 9);
+        rig.disk.reset();
+    }
 }
 
 fn bucket(size: u64, refill: Duration) -> Option<BucketConfig> {

@@ -16,8 +16,9 @@ use super::{
 use crate::{
     snapshot::Progress,
     virtio::{
-        Activation, Signals,
-        mailbox::{Inbox, Rested},
+        Activation, EnabledQueue, Signals,
+        look::{Look, Patience},
+        mailbox::{Inbox, Rested, Woken},
         pieces::Translation,
         rate::Limiter,
         ring::{Broken, Published, Ring},
@@ -43,6 +44,8 @@ pub(super) struct Worker {
     pub(super) counters: Arc<DiskCounters>,
     /// Kept over resets, so that none makes it full again; `None`: there is no limit.
     pub(super) limiter: Option<Limiter>,
+    /// How long it looks for the next request before it sleeps.
+    pub(super) patience: Patience,
 }
 
 impl Worker {
@@ -97,9 +100,6 @@ impl Worker {
         };
         let mut was_throttled = false;
         loop {
-            // It only signals that there may be work; an empty eventfd is no error.
-            let _ = queue.kick.read();
-            self.inbox.quiet();
             ring.quiet();
             let closed_until = loop {
                 match self.inbox.take() {
@@ -134,14 +134,48 @@ impl Worker {
                 count(&self.counters.throttled, (!was_throttled).into());
                 was_throttled = true;
                 let time = Some(rounded_up(until.saturating_duration_since(Instant::now())));
-                self.inbox.wait_beside(None, time).map_err(|_| Stopped)?;
+                let woken = self.inbox.wait_beside(None, time).map_err(|_| Stopped)?;
+                self.acknowledge(woken, queue);
                 continue;
             }
             was_throttled = false;
-            if !ring.listen()? {
-                let kick = Some(queue.kick.as_raw_fd());
-                self.inbox.wait_beside(kick, None).map_err(|_| Stopped)?;
+            let mut look = self.patience.look();
+            let found = self.finds_work(&ring, &mut look)?;
+            self.patience.looked(&look);
+            if found || ring.listen()? {
+                continue;
             }
+            let kick = Some(queue.kick.as_raw_fd());
+            let woken = self.inbox.wait_beside(kick, None).map_err(|_| Stopped)?;
+            // Neither a command nor a notification for nothing is what a look is for.
+            if ring.waiting()? > 0 {
+                self.patience.slept(look.since().elapsed());
+            }
+            self.acknowledge(woken, queue);
+        }
+    }
+
+    /// Looks for the next request, or a command, while the driver does not notify.
+    fn finds_work(&self, ring: &Ring, look: &mut Look) -> Result<bool, Broken> {
+        loop {
+            if look.rings(|| Ok::<_, Broken>(ring.waiting()? > 0 || self.inbox.rung()))? {
+                return Ok(true);
+            }
+            if !look.goes_on() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Ends the signals that ended a wait, before the next commands and requests are taken. One that
+    /// came at another time ends the next wait at once, and is ended then.
+    fn acknowledge(&self, woken: Woken, queue: &EnabledQueue) {
+        if woken.kick {
+            // It only signals that there may be work.
+            let _ = queue.kick.read();
+        }
+        if woken.command {
+            self.inbox.quiet();
         }
     }
 }

@@ -11,10 +11,9 @@
 //! While frames are written, each batch also tries to read, so that one direction can't starve the
 //! other.
 use std::{
-    hint, io,
+    io,
     os::fd::{AsRawFd, RawFd},
     sync::{Arc, mpsc},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -35,7 +34,7 @@ use super::{
 use crate::{
     GuestMemory,
     snapshot::Progress,
-    virtio::{EnabledQueue, Signals, mailbox::Inbox},
+    virtio::{EnabledQueue, Signals, look::Patience, mailbox::Inbox},
 };
 
 /// Command to a worker.
@@ -259,24 +258,17 @@ impl Worker {
     /// Polls rings and TAP for as long as that has paid off lately, while the driver does not
     /// notify. Returns whether there is work.
     fn poll(&mut self, served: &mut Serving) -> Result<bool, End> {
-        served.idle_since = Instant::now();
-        let mut contended = false;
+        let mut look = served.patience.look();
+        served.idle_since = look.since();
         loop {
             // The rings are polled after the last poll of the descriptors too, because that
             // consumes a command's event.
-            for _ in 0..RING_POLLS {
-                hint::spin_loop();
-                if served.ring_has_work()? || self.inbox.rung() {
-                    return Ok(true);
-                }
+            if look.rings(|| Ok::<_, End>(served.ring_has_work()? || self.inbox.rung()))? {
+                return Ok(true);
             }
-            let now = Instant::now();
-            if contended || now - served.idle_since >= served.patience.window {
+            if !look.goes_on() {
                 return Ok(false);
             }
-            // The thread that produces the next frame may need this very core.
-            thread::yield_now();
-            contended = now.elapsed() >= CONTENDED;
             self.watch(served)?;
             let seen = self.waits.poll()?;
             self.counters.syscalls.add(2);
@@ -387,7 +379,7 @@ impl Serving {
             tx_until: None,
             rx_until: None,
             depth: Depth::default(),
-            patience: Patience::default(),
+            patience: Patience::new(LONGEST_LOOK),
             idle_since: Instant::now(),
             transfers: Vec::with_capacity(MAX_TRANSFERS),
         })
@@ -499,36 +491,6 @@ impl Depth {
     }
 }
 
-/// Polls of the rings between system calls: a pause instruction each, some 40 ns.
-const RING_POLLS: u32 = 16;
-
-/// Duration of a yield from which on another thread has used the core. Then it is time to sleep:
-/// the scheduler moves a thread that wakes up to an idle core, but not one that only yields.
-const CONTENDED: Duration = Duration::from_micros(20);
-
-/// Time to poll before sleeping, by the rule of KVM's `halt_poll_ns`: longer when the event that
-/// ended a sleep came so soon that polling would have found it, none when it came later.
-#[derive(Default)]
-struct Patience {
-    window: Duration,
-}
-
-impl Patience {
-    const LEAST: Duration = Duration::from_micros(10);
-    /// A little more than a neighbour takes to answer when two idle cores have to be woken for it
-    /// on a virtual machine. A shorter poll finds nothing then, and costs as much.
-    const MOST: Duration = Duration::from_micros(100);
-
-    /// Learns from a sleep: `idle` is the time from the last frame to the event that ended it.
-    fn slept(&mut self, idle: Duration) {
-        self.window = if idle > Self::MOST {
-            Duration::ZERO
-        } else {
-            (self.window * 2).clamp(Self::LEAST, Self::MOST)
-        };
-    }
-}
-
-#[cfg(test)]
-#[path = "worker_test.rs"]
-mod tests;
+/// Longest look for work: a little more than a neighbour takes to answer when two idle cores have to
+/// be woken for it on a virtual machine. A shorter look finds nothing then, and costs as much.
+const LONGEST_LOOK: Duration = Duration::from_micros(100);

@@ -1,0 +1,130 @@
+//! The look for work before a device's thread sleeps.
+//!
+//! A thread that has no more work polls its rings for a while, and the driver does not notify
+//! meanwhile: that spares the driver's notification, the sleep, and the time that a wakeup takes.
+//! [`Patience`] is how long a look pays off; a [`Look`] is one of them, which yields the core
+//! between polls and ends when another thread has used it.
+//!
+//! A yield to a thread that wants the core costs its whole slice, some milliseconds, where a
+//! notification would wake this thread at once. So a device whose requests wait for their answers
+//! tells its patience of it ([`Patience::looked`]), which gives up looking for a multiple of that time.
+use std::{
+    hint, thread,
+    time::{Duration, Instant},
+};
+
+/// Polls of the rings between system calls: a pause instruction each, some 40 ns.
+const RING_POLLS: u32 = 16;
+
+/// Duration of a yield from which on another thread has used the core. Then it is time to sleep:
+/// the scheduler moves a thread that wakes up to an idle core, but not one that only yields.
+const CONTENDED: Duration = Duration::from_micros(20);
+
+/// Time to look before sleeping, by the rule of KVM's `halt_poll_ns`: longer when the event that
+/// ended a sleep came so soon that looking would have found it, none when it came later.
+#[derive(Debug)]
+pub(super) struct Patience {
+    window: Duration,
+    most: Duration,
+    /// Time until which the core is taken as wanted by other threads.
+    wanted_until: Option<Instant>,
+}
+
+impl Patience {
+    const LEAST: Duration = Duration::from_micros(10);
+    /// Time without looks after a yield that another thread used, as a multiple of the yield's: at
+    /// most a twentieth of the time is lost in such yields.
+    const REST: u32 = 20;
+
+    /// Returns the patience of a thread that does not look yet, and never for longer than `most`.
+    pub(super) fn new(most: Duration) -> Patience {
+        Patience {
+            window: Duration::ZERO,
+            most,
+            wanted_until: None,
+        }
+    }
+
+    /// Begins a look: the thread has just run out of work.
+    pub(super) fn look(&self) -> Look {
+        Look {
+            since: Instant::now(),
+            window: self.window,
+            lost: None,
+        }
+    }
+
+    /// Learns from a sleep: `idle` is the time from the begin of the look before it to the event
+    /// that ended it.
+    pub(super) fn slept(&mut self, idle: Duration) {
+        self.window = if idle > self.most || self.is_core_wanted() {
+            Duration::ZERO
+        } else {
+            (self.window * 2).clamp(Self::LEAST, self.most)
+        };
+    }
+
+    /// Learns from a look, whether it found something or not. If another thread used the core, there
+    /// are no looks for a while.
+    pub(super) fn looked(&mut self, look: &Look) {
+        if let Some(lost) = look.lost {
+            self.window = Duration::ZERO;
+            self.wanted_until = Some(Instant::now() + lost * Self::REST);
+        }
+    }
+
+    fn is_core_wanted(&mut self) -> bool {
+        self.wanted_until = self.wanted_until.filter(|until| Instant::now() < *until);
+        self.wanted_until.is_some()
+    }
+}
+
+/// One look: poll the rings, ask whether it goes on, look at what takes a system call, and so on.
+#[derive(Debug)]
+pub(super) struct Look {
+    since: Instant,
+    window: Duration,
+    /// Time that another thread had the core in a yield.
+    lost: Option<Duration>,
+}
+
+impl Look {
+    /// Polls the rings some times by `has_work`. Returns whether there is work. To be called after
+    /// each yield, so that what came meanwhile is found even when the look then ends.
+    ///
+    /// # Errors
+    /// `has_work` fails.
+    pub(super) fn rings<E>(
+        &self,
+        mut has_work: impl FnMut() -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        for _ in 0..RING_POLLS {
+            hint::spin_loop();
+            if has_work()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether the look goes on. If so, other threads have had the core: one of them may
+    /// produce the work that is looked for.
+    pub(super) fn goes_on(&mut self) -> bool {
+        let now = Instant::now();
+        if self.lost.is_some() || now - self.since >= self.window {
+            return false;
+        }
+        thread::yield_now();
+        self.lost = Some(now.elapsed()).filter(|lost| *lost >= CONTENDED);
+        true
+    }
+
+    /// Returns when the thread ran out of work.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+}
+
+#[cfg(test)]
+#[path = "look_test.rs"]
+mod tests;
