@@ -16,7 +16,8 @@
 //! Everything that is read from the port is hostile: it is parsed by bounds-checked views, work and
 //! memory per guest are bounded, and packets that are not served are counted ([`stats`]).
 
-// Only modules that share memory with the kernel's programs say `expect(unsafe_code)`. Tests may.
+// Only modules that share memory with the kernel's programs or a guest, or make calls of the kernel's that
+// have no safe form, say `expect(unsafe_code)`. Tests may.
 #![cfg_attr(not(test), deny(unsafe_code))]
 
 pub mod admission;
@@ -45,6 +46,7 @@ pub mod ndp;
 pub mod observe;
 pub mod packet;
 pub mod packet_path;
+pub mod payload;
 pub mod poll;
 pub mod port;
 pub mod quota;

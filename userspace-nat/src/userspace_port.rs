@@ -48,6 +48,7 @@ use crate::{
     guest_link::{GuestLink, Input, Packet as Received},
     host_sockets::HostSockets,
     packet::{Ip, Packet, Version},
+    payload::Rest,
     port::{
         Batch, ETHERNET_LEN, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr, ethertype_of,
         single,
@@ -318,10 +319,12 @@ impl<T: MemoryTables> UserspacePort<T> {
         (&mut self.sockets, &self.epoll, out, &mut self.frame)
     }
 
-    /// Handles a frame of the guest or the engine, `len` bytes in the buffer.
-    fn handle(&mut self, len: usize, from: u32, now_ns: u64) {
+    /// Handles a frame of the guest or the engine, `len` bytes in the buffer, but for its rest: that is of a
+    /// long frame of TCP, whose headers are in the buffer.
+    fn handle(&mut self, len: usize, rest: Option<&Rest>, from: u32, now_ns: u64) {
         let (sockets, epoll, mut out, buffer) = self.parts(now_ns);
-        let bytes = &mut buffer[..len];
+        let rest_len = rest.map_or(0, Rest::len);
+        let bytes = &mut buffer[..len - rest_len];
         let Some(vnet) = bytes.first_chunk().map(VirtioNetHdr::decode) else {
             return;
         };
@@ -333,13 +336,28 @@ impl<T: MemoryTables> UserspacePort<T> {
         let came_in_fragments = from == PORT
             && command.is_some_and(|command| command.flags & PortFlags::REASSEMBLED != 0);
         let end = {
-            let frame = Frame::new(vnet, from, ether_type, bytes, VNET_LEN);
+            let frame = Frame::new(vnet, from, ether_type, bytes, VNET_LEN).with_rest(rest_len);
             let run = Run::new(out.surroundings(), &frame);
             match from {
                 GUEST => guest_egress::run(run),
                 _ => engine_port::run(run),
             }
         };
+        if let Some(rest) = rest {
+            if matches!(end, End::Redirected(GUEST | PORT)) {
+                let (_, behind) = buffer[..len].split_at_mut(len - rest_len);
+                match rest.copy_to(behind) {
+                    true => out.pass_on(end, &buffer[..len]),
+                    // Its place was checked.
+                    false => return out.count_of_guest(DropReason::Malformed, single(len - L3_AT)),
+                };
+            } else if out.pass_on(end, bytes)
+                && let Ok(packet) = Packet::parse_beginning(&bytes[L3_AT..], rest_len)
+            {
+                sockets.take_long(&packet, rest, epoll, &mut out, now_ns);
+            }
+            return;
+        }
         if out.pass_on(end, bytes)
             && let Ok(ip) = Ip::parse(&bytes[L3_AT..])
             && let Ok(packet) = Packet::parse(ip)
@@ -354,7 +372,7 @@ impl<T: MemoryTables> UserspacePort<T> {
             match &mut self.link {
                 GuestLink::Tap(queue) => match read(queue, &mut self.frame) {
                     Ok(len) => {
-                        self.handle(len, GUEST, now_ns);
+                        self.handle(len, None, GUEST, now_ns);
                         if !self.in_row.goes_on_after(nth + 1) {
                             return Ok(());
                         }
@@ -370,9 +388,18 @@ impl<T: MemoryTables> UserspacePort<T> {
                     }
                 }
                 GuestLink::Rings(link) => {
-                    let received = link.next(&mut self.frame);
-                    if !self.received(received, now_ns) {
-                        return Ok(());
+                    let (received, rest) = link.next(&mut self.frame);
+                    let Some(rest) = rest else {
+                        if !self.received(received, now_ns) {
+                            return Ok(());
+                        }
+                        continue;
+                    };
+                    if let Received::Frame(len) = received {
+                        self.handle(len, Some(&rest), GUEST, now_ns);
+                    }
+                    if let GuestLink::Rings(link) = &mut self.link {
+                        link.finish(rest);
                     }
                 }
                 GuestLink::Stream(_) => {
@@ -387,7 +414,7 @@ impl<T: MemoryTables> UserspacePort<T> {
     /// Handles what came from the guest. Returns whether there was something.
     fn received(&mut self, received: Received, now_ns: u64) -> bool {
         match received {
-            Received::Frame(len) => self.handle(len, GUEST, now_ns),
+            Received::Frame(len) => self.handle(len, None, GUEST, now_ns),
             Received::Malformed(len) => {
                 let (_, _, out, _) = self.parts(now_ns);
                 out.count_of_guest(DropReason::Malformed, single(len));
@@ -417,7 +444,7 @@ impl<T: MemoryTables> UserspacePort<T> {
                 return self.ended(end, now_ns);
             }
             match link.next(&mut self.frame) {
-                Input::Frame(len) => self.handle(len, GUEST, now_ns),
+                Input::Frame(len) => self.handle(len, None, GUEST, now_ns),
                 Input::Nothing => return,
                 end => return self.ended(end, now_ns),
             }
@@ -548,7 +575,7 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
         let now_ns = SystemClock.now_ns();
         let len = frame.len().min(self.frame.len());
         self.frame[..len].copy_from_slice(&frame[..len]);
-        self.handle(len, PORT, now_ns);
+        self.handle(len, None, PORT, now_ns);
         self.work(now_ns)
     }
 
@@ -602,6 +629,9 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
 #[cfg(test)]
 #[path = "userspace_port_budget_test.rs"]
 mod budget_tests;
+#[cfg(test)]
+#[path = "userspace_port_rings_test.rs"]
+mod rings_tests;
 #[cfg(test)]
 #[path = "userspace_port_test.rs"]
 mod tests;

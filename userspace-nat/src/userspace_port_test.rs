@@ -20,9 +20,9 @@ use crate::{
 };
 
 const PATIENCE_MS: u16 = 10_000;
-const ROW: u16 = 1;
+pub(super) const ROW: u16 = 1;
 const VM: u32 = 7;
-const GUEST_AT: (Ip4, u16) = (
+pub(super) const GUEST_AT: (Ip4, u16) = (
     Ip4 {
         octets: [10, 0, 2, 15],
     },
@@ -31,20 +31,20 @@ const GUEST_AT: (Ip4, u16) = (
 const GATEWAY: Ip4 = Ip4 {
     octets: [10, 0, 2, 2],
 };
-const WORLD_AT: (Ip4, u16) = (
+pub(super) const WORLD_AT: (Ip4, u16) = (
     Ip4 {
         octets: [192, 0, 2, 1],
     },
     50_000,
 );
-const SERVER_AT: (Ip4, u16) = (
+pub(super) const SERVER_AT: (Ip4, u16) = (
     Ip4 {
         octets: [198, 51, 100, 7],
     },
     80,
 );
-const FIRST: u32 = 100;
-const MACS: [u8; 12] = [2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 2, 1];
+pub(super) const FIRST: u32 = 100;
+pub(super) const MACS: [u8; 12] = [2, 0, 0, 0, 2, 2, 2, 0, 0, 0, 2, 1];
 
 pub(super) struct InMemory(pub(super) Kernel);
 
@@ -61,7 +61,7 @@ impl MemoryTables for InMemory {
 }
 
 /// Tables with a VM and its flow to the server.
-fn tables() -> InMemory {
+pub(super) fn tables() -> InMemory {
     let kernel = Kernel::new(1_024);
     let mut kernel = std::rc::Rc::into_inner(kernel).unwrap().into_inner();
     kernel.add_vm(ROW, VM, GUEST_AT.0, GATEWAY, 1_500);
@@ -211,7 +211,7 @@ impl Scene {
     }
 }
 
-fn tcp_of(packet: &Packet<'_>) -> Tcp {
+pub(super) fn tcp_of(packet: &Packet<'_>) -> Tcp {
     match packet.transport {
         Transport::Tcp(tcp) => tcp,
         _ => panic!("no segment"),

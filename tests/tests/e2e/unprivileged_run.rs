@@ -126,6 +126,12 @@ fn its_vm_has_a_lease_names_streams_and_its_policy() {
         frames("rx_frames") * 2 < segments("rx_packets"),
         "{stats:#}"
     );
+    // Most of what was sent went from its buffers to the sockets by one copy.
+    let direct = carried["tx_direct_bytes"].as_u64().unwrap();
+    assert!(
+        direct > STREAM_BYTES && direct < frames("tx_bytes"),
+        "{card:#}"
+    );
     let why = place.output(&["why", "vm", "evil.test:7000"]);
     assert!(why.starts_with("no: "), "{why}");
     assert_eq!(resolver.udp_queries("evil.test"), 0);
@@ -374,4 +380,35 @@ fn measure_a_guest_in_user_mode() {
         println!("{line:?}");
     }
     println!("{}", end.report["vmm"]["net"]["pairs"][0]);
+}
+
+/// Prints what CPU time one upload takes of the engine of SLIPGATE_BIN (docs/performance.md).
+#[test]
+#[ignore = "a measurement"]
+fn measure_the_engine_during_an_upload() {
+    const BYTES: u64 = 4_000_000_000;
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let streams = TcpServer::start(&place.world.net, (SERVER_2, STREAMS), TcpService::Streams);
+    let streams = streams.unwrap();
+    let line = format!("stream {} {BYTES} up; wait 60s", streams.address());
+    let mut vm = start(&place, &line, &[]);
+    let ran_ns = |vm: &MicroVm| {
+        // Of its one thread (Documentation/scheduler/sched-stats.rst).
+        let path = format!("/proc/{}/schedstat", vm.engine_pid().unwrap());
+        let fields = fs::read_to_string(path).unwrap();
+        fields.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    vm.await_line("\"lease\"", MINUTE).unwrap();
+    let before_ns = ran_ns(&vm);
+    let done = vm.await_line("\"stream\"", MINUTE).unwrap();
+    println!("engine: {} ms", (ran_ns(&vm) - before_ns) / 1_000_000);
+    println!("{:?}", done.json().unwrap());
+    println!(
+        "{}",
+        json(&place, "stats")["vms"][0]["vmm"]["net"]["pairs"][0]
+    );
+    signal(vm.broker_pid(), libc::SIGTERM);
+    end(vm, &place);
 }

@@ -114,6 +114,20 @@ impl<'a> Ip<'a> {
         Version::of(self.source)
     }
 
+    /// Returns the length of the packet as its header says, bytes; `None` for a jumbogram.
+    pub fn told_len(&self) -> Option<usize> {
+        let at = match self.version() {
+            Version::V4 => 2,
+            Version::V6 => 4,
+        };
+        let told = self.bytes.get(at..at + 2)?;
+        let told = usize::from(u16::from_be_bytes([told[0], told[1]]));
+        match self.version() {
+            Version::V4 => Some(told),
+            Version::V6 => (told != 0).then_some(ipv6::HEADER_LEN + told),
+        }
+    }
+
     /// Returns the bytes after the header.
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.header_len..]

@@ -51,6 +51,24 @@ impl<'a> Packet<'a> {
         })
     }
 
+    /// Parses the beginning of a packet of TCP, whose last `missing` bytes, some of its payload, are not in
+    /// `bytes`. The result's lengths are those of the whole packet, but that of `ip.bytes`, which are
+    /// those that are here.
+    ///
+    /// # Errors
+    /// When it is none, a header is invalid or truncated, or the packet has another length.
+    pub fn parse_beginning(bytes: &'a [u8], missing: usize) -> Result<Self, Malformed> {
+        let ip = Ip::parse_truncated(bytes)?;
+        let mut packet = Self::parse(ip)?;
+        match &mut packet.transport {
+            Transport::Tcp(tcp) if ip.told_len() == Some(bytes.len() + missing) => {
+                tcp.payload_len += missing;
+                Ok(packet)
+            }
+            _ => Err(Malformed),
+        }
+    }
+
     /// Returns the flow's tuple on the link with this scope: `Tx` for a packet that the local side
     /// sent. Returns `None` for a protocol without flows and for ICMP other than echo.
     pub fn tuple(&self, scope: u32, direction: Direction) -> Option<FlowTuple> {

@@ -45,6 +45,7 @@ use self::{burst::Burst, datagram::Datagrams, inbox::Inbox, path_mtu::IfTooLong,
 use crate::{
     host_sockets::HostSockets,
     packet::{Packet, Transport, Version},
+    payload::Rest,
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
     quota::TokenBucket,
     reply::{BURST, RATE_PER_SECOND},
@@ -189,7 +190,9 @@ impl Sockets {
             return;
         };
         match packet.transport {
-            Transport::Tcp(tcp) => self.take_segment(tuple, packet, &tcp, epoll, guest, now_ns),
+            Transport::Tcp(tcp) => {
+                self.take_segment(tuple, (packet, &tcp, None), epoll, guest, now_ns)
+            }
             Transport::Udp(_) | Transport::Icmp(_) => {
                 let if_too_long = match packet.ip.dont_fragment && !came_in_fragments {
                     true => IfTooLong::Refused,
@@ -198,6 +201,23 @@ impl Sockets {
                 self.take_datagram(tuple, packet, (vnet, if_too_long), epoll, guest, now_ns);
             }
             Transport::Other => {}
+        }
+    }
+
+    /// Takes a translated segment of the guest, of which `packet` is the beginning
+    /// ([`Packet::parse_beginning`]) and `rest` the end.
+    pub fn take_long(
+        &mut self,
+        packet: &Packet<'_>,
+        rest: &Rest,
+        epoll: &Epoll,
+        guest: &mut impl ToGuest,
+        now_ns: u64,
+    ) {
+        if let Some(tuple) = packet.tuple(FlowTuple::WORLD, Direction::Tx)
+            && let Transport::Tcp(tcp) = packet.transport
+        {
+            self.take_segment(tuple, (packet, &tcp, Some(rest)), epoll, guest, now_ns);
         }
     }
 

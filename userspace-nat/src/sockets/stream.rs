@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     packet::{Packet, Version, transport::Tcp},
+    payload::{Payload, Rest},
     port::VirtioNetHdr,
     tcp::{
         Connection, Due, Header, Host, Next, Segment, Sendable, State, Stream, Workspace,
@@ -26,8 +27,7 @@ impl Sockets {
     pub(super) fn take_segment(
         &mut self,
         tuple: FlowTuple,
-        packet: &Packet<'_>,
-        tcp: &Tcp,
+        (packet, tcp, rest): (&Packet<'_>, &Tcp, Option<&Rest>),
         epoll: &Epoll,
         guest: &mut impl ToGuest,
         now_ns: u64,
@@ -58,7 +58,7 @@ impl Sockets {
         let Some(stream) = stream_of(&mut self.endpoints, key) else {
             return;
         };
-        let payload = &l4[tcp.header_len..];
+        let payload = Payload::new(&l4[tcp.header_len..], rest);
         let workspace = Workspace {
             scratch: &mut self.scratch,
             early: &self.early,

@@ -59,7 +59,9 @@ pub enum End {
 pub struct Frame<'b> {
     buffer: *mut u8,
     start: Cell<usize>,
+    /// Where what is here of it ends in the buffer, and its bytes behind that, which are elsewhere.
     end: usize,
+    rest_len: usize,
     /// Offload header of the frame.
     pub vnet: VirtioNetHdr,
     /// Ifindex of the device on which the frame arrived.
@@ -91,6 +93,7 @@ impl<'b> Frame<'b> {
         assert!((buffer.as_ptr() as usize + start).is_multiple_of(2));
         Self {
             end: buffer.len(),
+            rest_len: 0,
             buffer: buffer.as_mut_ptr(),
             start: Cell::new(start),
             vnet,
@@ -102,12 +105,18 @@ impl<'b> Frame<'b> {
         }
     }
 
+    /// The frame has so many bytes more, which are not in its buffer: of a packet whose headers are.
+    pub fn with_rest(self, rest_len: usize) -> Self {
+        Self { rest_len, ..self }
+    }
+
     /// Returns where the frame begins in its buffer now.
     pub fn start(&self) -> usize {
         self.start.get()
     }
 
-    fn len(&self) -> usize {
+    /// Bytes of the frame in its buffer.
+    fn len_here(&self) -> usize {
         self.end - self.start.get()
     }
 
@@ -142,7 +151,7 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
     }
 
     fn frame_len(self) -> u32 {
-        self.frame.len() as u32
+        (self.frame.len_here() + self.frame.rest_len) as u32
     }
 
     fn gso_size(self) -> u32 {
@@ -175,13 +184,12 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
 
     fn header<T>(self, offset: usize) -> Option<*mut T> {
         let end = offset.checked_add(size_of::<T>())?;
-        (end <= self.frame.len()).then(|| self.frame.at(offset).cast())
+        (end <= self.frame.len_here()).then(|| self.frame.at(offset).cast())
     }
 
-    /// Returns whether the frame has `len` bytes. The whole frame is linear, so nothing has to be
-    /// pulled.
+    /// Returns whether the frame has `len` bytes. Its headers are linear, so nothing has to be pulled.
     fn pull(self, len: u32) -> bool {
-        len as usize <= self.frame.len()
+        len as usize <= self.frame.len_here()
     }
 
     fn load(self, offset: usize, header: &mut L4) -> bool {
@@ -195,7 +203,7 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
 
     unsafe fn copy(self, offset: usize, to: *mut u8, len: u32) -> bool {
         let end = offset.checked_add(len as usize);
-        let is_there = end.is_some_and(|end| end <= self.frame.len());
+        let is_there = end.is_some_and(|end| end <= self.frame.len_here());
         if is_there {
             // SAFETY: in bounds; room for `len` bytes as the caller promises.
             unsafe { to.copy_from_nonoverlapping(self.frame.at(offset), len as usize) };

@@ -19,6 +19,7 @@ use std::{
 use slipgate_abi::tcp::Flags;
 
 use super::{Connection, Segment, before};
+use crate::payload::Payload;
 
 /// Most bytes that one connection keeps: sixteen of the longest frames, or a thousand small segments.
 const MOST_BYTES: usize = 1 << 20;
@@ -51,6 +52,10 @@ impl EarlyRoom {
         let left = |left: usize| left.checked_sub(bytes);
         let order = Ordering::Relaxed;
         self.0.fetch_update(order, order, left).is_ok()
+    }
+
+    fn give(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Returns the bytes that are left.
@@ -101,7 +106,7 @@ const fn cost(payload_len: usize) -> usize {
 
 impl Drop for Early {
     fn drop(&mut self) {
-        self.room.0.fetch_add(self.cost(), Ordering::Relaxed);
+        self.room.give(self.cost());
     }
 }
 
@@ -120,7 +125,7 @@ impl EarlySegments {
         &mut self,
         connection: &mut Connection,
         segment: &Segment,
-        payload: &[u8],
+        payload: &Payload<'_>,
         room: &EarlyRoom,
     ) {
         let next = connection.next_from_guest();
@@ -144,7 +149,12 @@ impl EarlySegments {
     }
 
     /// Inserts a segment. Returns whether all of its bytes are here now.
-    pub(super) fn insert(&mut self, segment: &Segment, payload: &[u8], room: &EarlyRoom) -> bool {
+    pub(super) fn insert(
+        &mut self,
+        segment: &Segment,
+        payload: &Payload<'_>,
+        room: &EarlyRoom,
+    ) -> bool {
         let (sequence, is_last) = (segment.sequence, segment.has(Flags::FIN));
         let end = sequence.wrapping_add(segment.payload_len);
         let at = self
@@ -165,10 +175,14 @@ impl EarlySegments {
         if same_len > payload.len() || bytes > MOST_BYTES || !room.take(cost(payload.len())) {
             return false;
         }
+        let Some(payload) = payload.to_box() else {
+            room.give(cost(payload.len()));
+            return false;
+        };
         let early = Early {
             sequence,
             is_last,
-            payload: payload.into(),
+            payload,
             room: room.clone(),
         };
         match same_len {

@@ -45,7 +45,12 @@ fn at(offset: u32, len: u32) -> (Segment, Vec<u8>) {
 }
 
 fn keep(early: &mut EarlySegments, room: &EarlyRoom, (segment, payload): (Segment, Vec<u8>)) {
-    early.keep(&mut connection(), &segment, &payload, room);
+    early.keep(
+        &mut connection(),
+        &segment,
+        &Payload::from(&payload[..]),
+        room,
+    );
 }
 
 #[test]
@@ -118,7 +123,7 @@ fn rfc2018_4_the_newest_block_is_told_first_and_what_touches_is_one() {
     let mut early = EarlySegments::default();
     let mut comes = |guest: &mut Connection, offset| {
         let (segment, payload) = at(offset, 1_000);
-        early.keep(guest, &segment, &payload, &room);
+        early.keep(guest, &segment, &Payload::from(&payload[..]), &room);
         told(guest)
     };
     assert_eq!(comes(&mut guest, 2_000), [(2_000, 3_000)]);
@@ -168,7 +173,7 @@ proptest! {
             let (offset, len) = (nth * 1_000, pieces * 1_000);
             let (segment, _) = at(offset, len);
             let payload: Vec<u8> = (offset..offset + len).map(byte).collect();
-            early.keep(&mut guest, &segment, &payload, &room);
+            early.keep(&mut guest, &segment, &Payload::from(&payload[..]), &room);
             let is_early = offset as usize > got.len();
             if is_early {
                 has[offset as usize..(offset + len) as usize].fill(true);

@@ -50,7 +50,7 @@ fn send_with(
         early,
         closed: None,
     };
-    let taken = stream.receive(&segment, &payload, workspace, 0);
+    let taken = stream.receive(&segment, &payload[..], workspace, 0);
     taken.unwrap().delivered
 }
 

@@ -11,8 +11,10 @@ use std::{
 use nix::{
     errno::Errno,
     libc,
-    sys::socket::{MsgFlags, getsockopt, recv, recvmsg, send, sockopt},
+    sys::socket::{MsgFlags, getsockopt, recv, recvmsg, sockopt},
 };
+
+use crate::payload::Payload;
 
 /// Bytes that one call takes out of a queue at most.
 const DISCARDED_AT_ONCE: usize = 1 << 16;
@@ -110,10 +112,9 @@ pub(super) fn discard(socket: &OwnedFd, mut bytes: usize, scratch: &mut [u8]) ->
 }
 
 /// Puts bytes into a connection's send queue. Returns how many it took.
-pub(super) fn send_to(socket: &OwnedFd, bytes: &[u8]) -> io::Result<u32> {
-    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+pub(super) fn send_to(socket: &OwnedFd, bytes: &Payload<'_>) -> io::Result<u32> {
     loop {
-        match send(socket.as_raw_fd(), bytes, flags) {
+        match bytes.send(socket) {
             Ok(taken) => return Ok(taken as u32),
             Err(Errno::EAGAIN | Errno::ENOBUFS) => return Ok(0),
             Err(Errno::EINTR) => {}

@@ -52,7 +52,7 @@ fn acknowledge(stream: &mut Stream, acknowledgement: u32) {
         early: &EarlyRoom::default(),
         closed: None,
     };
-    stream.receive(&segment, &[], workspace, 0).unwrap();
+    stream.receive(&segment, &[][..], workspace, 0).unwrap();
 }
 
 /// Takes what the stream sends at present: sequence numbers and payload.

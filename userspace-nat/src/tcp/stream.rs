@@ -12,7 +12,7 @@ use nix::{
 };
 use slipgate_abi::tcp::Flags;
 
-use crate::packet::Version;
+use crate::{packet::Version, payload::Payload};
 
 use super::{
     Connection, Due, Header, Host, Received, Segment, Sendable, State,
@@ -180,10 +180,10 @@ impl Stream {
     ///
     /// # Errors
     /// The socket's connection has failed: the guest's is to be reset.
-    pub(crate) fn receive(
+    pub(crate) fn receive<'p>(
         &mut self,
         segment: &Segment,
-        payload: &[u8],
+        payload: impl Into<Payload<'p>>,
         workspace: Workspace<'_>,
         now_ns: u64,
     ) -> io::Result<Taken> {
@@ -192,9 +192,10 @@ impl Stream {
             early,
             closed,
         } = workspace;
+        let payload = payload.into();
         self.early
-            .keep(&mut self.connection, segment, payload, early);
-        let mut taken = self.receive_one(segment, payload, (scratch, early), now_ns)?;
+            .keep(&mut self.connection, segment, &payload, early);
+        let mut taken = self.receive_one(segment, &payload, (scratch, early), now_ns)?;
         taken.delivered += self.take_delivered();
         taken.delivered += self.deliver_early(now_ns)?;
         let is_over = taken.host == Host::Closes || self.is_over();
@@ -214,7 +215,7 @@ impl Stream {
         while let Some(early) = self.early.next(&self.connection) {
             let mut received = self.connection.receive_early(&early.segment());
             let offered = received.deliver.len() as u32;
-            let got = self.offer(&received, &early.payload)?;
+            let got = self.offer(&received, &Payload::from(&*early.payload))?;
             delivered += got;
             if got < offered {
                 received.deliver.end = received.deliver.start + got;
@@ -235,7 +236,7 @@ impl Stream {
     }
 
     /// Offers the socket what was received. Returns the bytes that it took.
-    fn offer(&mut self, received: &Received, payload: &[u8]) -> io::Result<u32> {
+    fn offer(&mut self, received: &Received, payload: &Payload<'_>) -> io::Result<u32> {
         let offered = received.deliver.start as usize..received.deliver.end as usize;
         let offered = payload.get(offered).unwrap_or_default();
         let Some(socket) = self.socket.as_ref().filter(|_| !offered.is_empty()) else {
@@ -245,7 +246,7 @@ impl Stream {
             // Small writes of the guest were its own decision.
             let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
         }
-        let taken = queue::send_to(socket, offered)?;
+        let taken = queue::send_to(socket, &offered)?;
         self.room = self.room.saturating_sub(taken);
         Ok(taken)
     }
@@ -268,7 +269,7 @@ impl Stream {
     fn keep_rest(
         &mut self,
         segment: &Segment,
-        payload: &[u8],
+        payload: &Payload<'_>,
         (received, taken): (&mut Received, u32),
         room: &EarlyRoom,
     ) {
@@ -284,7 +285,7 @@ impl Stream {
             payload_len: rest.len() as u32,
             ..Segment::default()
         };
-        if self.early.insert(&kept, rest, room) {
+        if self.early.insert(&kept, &rest, room) {
             received.deliver.end = from;
             received.fin = false;
         }
@@ -293,7 +294,7 @@ impl Stream {
     fn receive_one(
         &mut self,
         segment: &Segment,
-        payload: &[u8],
+        payload: &Payload<'_>,
         (scratch, early): (&mut [u8], &EarlyRoom),
         now_ns: u64,
     ) -> io::Result<Taken> {

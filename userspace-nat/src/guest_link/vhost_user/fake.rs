@@ -22,7 +22,7 @@ use nix::{
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{
-    Lost, Packet, RingLink, Wrong,
+    Lost, Packet, Rest, RingLink, Wrong,
     message::request,
     session::{RX, TX, feature},
 };
@@ -174,8 +174,23 @@ impl FakeVmm {
         }
     }
 
-    /// Reads a frame of the guest.
+    /// Reads a frame of the guest, whole.
     pub fn next(&mut self, into: &mut [u8]) -> Packet {
+        let (packet, rest) = self.next_beginning(into);
+        if let Packet::Frame(len) = packet
+            && let Some(rest) = rest
+        {
+            // What is left of the frame before does not count.
+            into[len - rest.len()..len].fill(0xee);
+            let is_copied = rest.copy_to(&mut into[len - rest.len()..len]);
+            assert!(is_copied, "it was checked");
+            self.link.finish(rest);
+        }
+        packet
+    }
+
+    /// Reads a frame of the guest, or the beginning of one, with its rest.
+    pub fn next_beginning(&mut self, into: &mut [u8]) -> (Packet, Option<Rest>) {
         self.turn();
         self.link.next(into)
     }

@@ -4,6 +4,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use super::{
     fake::{ALL, CHAINS, FakeVmm, MEMORY, MEMORY_LEN},
     session::TX,
+    tests::tcp,
     *,
 };
 use crate::port::MAX_FRAME;
@@ -23,6 +24,8 @@ type Buffer = (u64, u32, bool);
 enum Deed {
     /// Makes a chain available.
     Chain(usize, u16, Vec<Buffer>),
+    /// Makes a chain of the guest available that begins as a long segment.
+    Long(u16, Vec<Buffer>),
     /// Writes a descriptor: ring, place, address, length, flags, next.
     Descriptor(usize, u16, u64, u32, u16, u16),
     /// Writes a word of the available ring: its flags, index, or an entry.
@@ -57,6 +60,7 @@ fn deed() -> impl Strategy<Value = Deed> {
     let buffer = || (place(), len(), prop::bool::weighted(0.05));
     prop_oneof![
         6 => (ring(), 0..CHAINS, vec(buffer(), 1..5)).prop_map(|(r, f, b)| Deed::Chain(r, f, b)),
+        2 => (0..CHAINS, vec(buffer(), 2..5)).prop_map(|(f, b)| Deed::Long(f, b)),
         1 => (ring(), 0..CHAINS, place(), len(), 0..8_u16, any::<u16>())
             .prop_map(|(r, nth, at, len, flags, next)| Deed::Descriptor(r, nth, at, len, flags, next)),
         1 => (ring(), 0..CHAINS + 3, any::<u16>()).prop_map(|(r, at, w)| Deed::Available(r, at, w)),
@@ -109,6 +113,14 @@ fn run(deeds: &[Deed]) -> Result<(), TestCaseError> {
                     .map(|(at, len, other)| (*at, *len, way(*other)))
                     .collect();
                 vmm.make_available(*ring, *first, &buffers);
+            }
+            Deed::Long(first, buffers) => {
+                let beginning = [&[0; HEADER_LEN][..], &tcp(3_000)[VNET_LEN..]].concat();
+                vmm.poke(BUFFERS, &beginning);
+                let mut chain = vec![(BUFFERS, beginning.len() as u32, false)];
+                chain.extend(buffers);
+                vmm.make_available(TX, *first, &chain);
+                vmm.kick(TX);
             }
             Deed::Descriptor(ring, nth, at, len, flags, next) => {
                 let place = MEMORY + *ring as u64 * RING_LEN + 16 * u64::from(*nth);

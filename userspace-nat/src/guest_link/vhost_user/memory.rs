@@ -3,7 +3,7 @@
 //!
 //! A VMM that shortens such a file afterwards ends the engine by SIGBUS, its own and no other's. Slipgate's
 //! own VMM can't: its files are sealed, or refused.
-use std::{fs::File, os::fd::OwnedFd};
+use std::{fs::File, os::fd::OwnedFd, sync::Arc};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
@@ -19,7 +19,8 @@ const PAGE: u64 = 4_096;
 /// Memory that is mapped.
 #[derive(Debug)]
 pub(super) struct Memory {
-    pub(super) guest: GuestMemoryMmap,
+    /// What is on its way out of it keeps it mapped ([`crate::payload::Rest`]).
+    pub(super) guest: Arc<GuestMemoryMmap>,
     ranges: Vec<Range>,
 }
 
@@ -63,7 +64,9 @@ impl Memory {
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             // Refuses regions that overlap.
-            guest: GuestMemoryMmap::from_regions(regions).map_err(|_| Wrong::Memory)?,
+            guest: GuestMemoryMmap::from_regions(regions)
+                .map_err(|_| Wrong::Memory)?
+                .into(),
             ranges,
         })
     }

@@ -4,7 +4,8 @@
 //! A VMM connects to a Unix socket and describes its guest's memory and rings by [`message`]s; from then
 //! on frames pass between the guest's buffers and the engine, and the VMM has no part in them. A frame
 //! is copied once, out of the guest's memory ([`ring`]) or into it, behind its `virtio_net_hdr`, so that
-//! GSO frames pass whole both ways.
+//! GSO frames pass whole both ways. Of a long segment of the guest's only the headers are copied; its
+//! payload a socket takes straight out of the guest's buffers ([`Rest`]), if it goes to one.
 //!
 //! | state | entered by | frames for the guest |
 //! | --- | --- | --- |
@@ -51,7 +52,7 @@ pub use self::message::Wrong;
 use self::{
     message::End,
     ring::{Broken, Put, Taken},
-    session::{RX, Vmm, feature},
+    session::{RX, TX, Vmm, feature},
 };
 use super::{
     framing::{FrameQueue, MOST_QUEUED},
@@ -59,7 +60,10 @@ use super::{
     segmentation,
     stream::{ENOUGH_QUEUED, owned},
 };
-use crate::port::{VNET_LEN, VirtioNetHdr};
+use crate::{
+    payload::Rest,
+    port::{VNET_LEN, VirtioNetHdr},
+};
 
 /// Messages that one turn handles.
 const MESSAGES_AT_ONCE: usize = 64;
@@ -236,42 +240,58 @@ impl RingLink {
     }
 
     /// Copies the guest's next frame to the beginning of `into`, with its `virtio_net_hdr`; `into` has
-    /// room for the longest.
-    pub fn next(&mut self, into: &mut [u8]) -> Packet {
+    /// room for the longest. If there is a rest, it is of a long frame of TCP, and its last bytes, which were
+    /// not copied; the caller returns it by [`RingLink::finish`] before anything else.
+    pub fn next(&mut self, into: &mut [u8]) -> (Packet, Option<Rest>) {
         let Some(vmm) = self.vmm.as_mut().filter(|vmm| vmm.has_input) else {
-            return Packet::Nothing;
+            return (Packet::Nothing, None);
         };
         let format = vmm.format();
         let (memory, [_, ring]) = (&vmm.memory, &mut vmm.rings);
         // What sets it up has it looked at again.
         let Some(memory) = memory.as_ref().filter(|_| ring.is_running()) else {
             vmm.has_input = false;
-            return Packet::Nothing;
+            return (Packet::Nothing, None);
         };
         loop {
-            match ring.take(format, &memory.guest, into) {
-                Ok(Taken::Frame(len)) => {
+            let packet = match ring.take(format, &memory.guest, into) {
+                Ok(Taken::Frame(len, rest)) => {
+                    // All headers are here. What is not copied is of another frame, and not looked at.
                     let (header, frame) = into[..len].split_at_mut(VNET_LEN);
                     let vnet = header.first_chunk().map(VirtioNetHdr::decode);
                     let Some(vnet) = vnet.and_then(|vnet| sound(vnet, frame)) else {
-                        return Packet::Malformed(len);
+                        if let Some(rest) = rest {
+                            ring.finish(&memory.guest, rest);
+                        }
+                        return (Packet::Malformed(len), None);
                     };
                     header.copy_from_slice(&vnet.encode());
                     ring.counts.frame(frame.len());
-                    return Packet::Frame(len);
+                    return (Packet::Frame(len), rest);
                 }
-                Ok(Taken::Malformed(len)) => return Packet::Malformed(len),
-                Ok(Taken::Nothing) if ring.listen(&memory.guest) => {}
+                Ok(Taken::Malformed(len)) => Packet::Malformed(len),
+                Ok(Taken::Nothing) if ring.listen(&memory.guest) => continue,
                 Ok(Taken::Nothing) => {
                     vmm.has_input = false;
-                    return Packet::Nothing;
+                    Packet::Nothing
                 }
                 Err(Broken) => {
                     vmm.has_input = false;
                     tracing::debug!("the guest's driver has broken its ring");
-                    return Packet::Malformed(0);
+                    Packet::Malformed(0)
                 }
-            }
+            };
+            return (packet, None);
+        }
+    }
+
+    /// Is done with the frame that [`RingLink::next`] returned with this rest: the guest has its buffers
+    /// back.
+    pub fn finish(&mut self, rest: Rest) {
+        if let Some(vmm) = &mut self.vmm
+            && let Some(memory) = &vmm.memory
+        {
+            vmm.rings[TX].finish(&memory.guest, rest);
         }
     }
 

@@ -4,17 +4,29 @@
 //! read once, into a list; each header is copied once, with the frame, and judged as copied. What can't
 //! be is [`Broken`]: the ring is not touched any more until the VMM sets it up again.
 //!
+//! Of a long frame of TCP only the beginning is copied, which has all headers. The rest of it stays in its
+//! chain, for a socket to take it from there ([`Rest`]); the chain is given back when that is done with.
+//!
 //! A frame in several chains becomes the driver's by one store of the used index, behind all of its
 //! elements: a driver that saw the first chain alone would take the frame for a broken one.
 use std::{
-    fs::File, io::Write as _, os::fd::OwnedFd, os::unix::net::UnixStream, sync::atomic::Ordering,
+    fs::File,
+    io::Write as _,
+    os::fd::OwnedFd,
+    os::unix::net::UnixStream,
+    sync::{Arc, atomic::Ordering},
 };
 
+use slipgate_abi::Protocol;
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::message::Wrong;
-use crate::port::VNET_LEN;
+use crate::{
+    packet::Ip,
+    payload::{Buffer, Rest},
+    port::{ETHERNET_LEN, L3_AT, VNET_LEN},
+};
 
 /// Chains in a ring at most.
 const MOST_CHAINS: u16 = 4_096;
@@ -22,15 +34,25 @@ const MOST_CHAINS: u16 = 4_096;
 const USED_ELEMENTS: u64 = 4;
 const USED_ELEMENT_LEN: u64 = 8;
 
+/// Length of a frame, with its header of [`VNET_LEN`] bytes, up to which it is copied whole. Of frames that
+/// are not segmented it is more than most have; what a copy costs is in longer ones.
+const SHORT: usize = 4_096;
+/// What is copied of a longer frame of TCP: as much as its headers may have, without those extensions of
+/// IPv6 with which it is not taken for one of TCP.
+pub(super) const BEGINNING: usize = VNET_LEN + ETHERNET_LEN + MOST_IP + MOST_TCP;
+const MOST_IP: usize = 60;
+const MOST_TCP: usize = 60;
+
 /// The driver has broken the ring's rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Broken;
 
 /// A frame of the guest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) enum Taken {
-    /// A frame of this length, with its header of [`VNET_LEN`] bytes.
-    Frame(usize),
+    /// A frame of this length, with its header of [`VNET_LEN`] bytes. Its chain is given back, unless there
+    /// is a rest, which was not copied: then [`Ring::finish`] does it.
+    Frame(usize, Option<Rest>),
     /// A chain of so many bytes that can't be one.
     Malformed(usize),
     /// There is none, and a kick tells of the next.
@@ -73,8 +95,11 @@ pub(super) struct Ring {
     /// driver does not want to know.
     must_call: bool,
     /// Buffers of chains that are being filled, reused.
-    buffers: Vec<(GuestAddress, u32)>,
+    buffers: Vec<Buffer>,
     heads: Vec<(u16, usize)>,
+    /// Chain of the frame whose rest was not copied, and the list for its buffers, reused.
+    open: Option<u16>,
+    rest: Vec<Buffer>,
 }
 
 /// Frames and bytes that a ring has carried.
@@ -85,6 +110,8 @@ pub(super) struct Counts {
     pub(super) bytes: u64,
     /// Chains in which they were.
     pub(super) chains: u64,
+    /// Bytes that sockets took straight out of them.
+    pub(super) direct: u64,
     /// Times that the driver was told of chains, and that it did not want to know or could not be told.
     pub(super) calls: u64,
     pub(super) calls_suppressed: u64,
@@ -206,11 +233,11 @@ impl Ring {
         self.base
     }
 
-    /// Copies the guest's next frame to the beginning of `into`.
+    /// Copies the guest's next frame to the beginning of `into`, or its beginning.
     pub(super) fn take(
         &mut self,
         format: Format,
-        memory: &GuestMemoryMmap,
+        memory: &Arc<GuestMemoryMmap>,
         into: &mut [u8],
     ) -> Result<Taken, Broken> {
         let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
@@ -223,15 +250,15 @@ impl Ring {
                 self.seen = queue.next_avail();
                 return Ok(Taken::Nothing);
             };
-            let (len, is_frame) = copy_out(&self.buffers, format, memory, into)?;
-            give_back(queue, memory, head, 0)?;
-            Ok(match is_frame {
-                true => Taken::Frame(len),
-                false => Taken::Malformed(len),
-            })
+            let taken = copy_out(&self.buffers, format, memory, into, &mut self.rest)?;
+            match taken {
+                Taken::Frame(_, Some(_)) => self.open = Some(head),
+                _ => give_back(queue, memory, head, 0)?,
+            }
+            Ok(taken)
         });
         match taken {
-            Ok(Taken::Frame(_) | Taken::Malformed(_)) => {
+            Ok(Taken::Frame(..) | Taken::Malformed(_)) => {
                 self.owes_call = true;
                 self.counts.chains += 1;
             }
@@ -239,6 +266,18 @@ impl Ring {
             Err(Broken) => self.is_broken = true,
         }
         taken
+    }
+
+    /// Gives back the chain of the frame that was taken last, whose rest this is.
+    pub(super) fn finish(&mut self, memory: &GuestMemoryMmap, rest: Rest) {
+        self.counts.direct += rest.sent() as u64;
+        self.rest = rest.into_buffers();
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
+            return;
+        };
+        if let Some(head) = self.open.take() {
+            self.is_broken = give_back(queue, memory, head, 0).is_err();
+        }
     }
 
     /// Puts a frame into the ring, behind its header of [`VNET_LEN`] bytes.
@@ -349,7 +388,7 @@ fn never_waiting(descriptor: OwnedFd) -> Option<File> {
 fn next_chain(
     queue: &mut Queue,
     memory: &GuestMemoryMmap,
-    buffers: &mut Vec<(GuestAddress, u32)>,
+    buffers: &mut Vec<Buffer>,
     writable: bool,
 ) -> Result<Option<u16>, Broken> {
     let before = buffers.len();
@@ -409,49 +448,98 @@ fn give_back_all(
     give_back(queue, memory, *last, left as u32)
 }
 
-/// Copies a frame out of its buffers, without what its header has behind [`VNET_LEN`] bytes. Returns its
-/// length, and whether it can be one: with a header, and not longer than `into`.
+/// Copies a frame out of its buffers, without what its header has behind [`VNET_LEN`] bytes, if it can be
+/// one: with a header, and not longer than `into`. Of a long one of TCP only the beginning, if the rest can
+/// stay where it is; `list` is for the buffers in which that is.
 fn copy_out(
-    buffers: &[(GuestAddress, u32)],
+    buffers: &[Buffer],
     format: Format,
-    memory: &GuestMemoryMmap,
+    memory: &Arc<GuestMemoryMmap>,
     into: &mut [u8],
-) -> Result<(usize, bool), Broken> {
+    list: &mut Vec<Buffer>,
+) -> Result<Taken, Broken> {
     let total: u64 = buffers.iter().map(|(_, len)| u64::from(*len)).sum();
     let total = usize::try_from(total).map_err(|_| Broken)?;
     let skipped = format.header_len - VNET_LEN;
     let Some(len) = total.checked_sub(skipped).filter(|len| *len > VNET_LEN) else {
-        return Ok((total, false));
+        return Ok(Taken::Malformed(total));
     };
     if len > into.len() {
-        return Ok((len, false));
+        return Ok(Taken::Malformed(len));
     }
     let (header, frame) = into[..len].split_at_mut(VNET_LEN);
+    let is_long = len > SHORT;
+    let beginning = match is_long {
+        true => BEGINNING - VNET_LEN,
+        false => frame.len(),
+    };
+    let (beginning, behind) = frame.split_at_mut(beginning);
+    let mut source = Source::of(buffers);
     let mut ignored = [0; 2];
-    let parts = [header, &mut ignored[..skipped], frame];
-    let mut source = buffers.iter().copied();
-    let (mut address, mut left) = (GuestAddress(0), 0);
-    for part in parts {
-        let mut part = &mut *part;
-        while !part.is_empty() {
-            if left == 0 {
-                (address, left) = source.next().ok_or(Broken)?;
-                continue;
-            }
-            let some = part.len().min(left as usize);
-            let (now, later) = part.split_at_mut(some);
-            memory.read_slice(now, address).map_err(|_| Broken)?;
-            part = later;
-            left -= some as u32;
-            address = GuestAddress(address.0.wrapping_add(some as u64));
+    for part in [header, &mut ignored[..skipped], &mut *beginning] {
+        source.read(memory, part)?;
+    }
+    if is_long && is_tcp(&beginning[L3_AT - VNET_LEN..]) {
+        list.clear();
+        list.extend(source.left());
+        match Rest::new(memory, std::mem::take(list)) {
+            Ok(rest) => return Ok(Taken::Frame(len, Some(rest))),
+            Err(unused) => *list = unused,
         }
     }
-    Ok((len, true))
+    source.read(memory, behind)?;
+    Ok(Taken::Frame(len, None))
+}
+
+/// Whether a packet is of TCP, by its beginning.
+fn is_tcp(packet: &[u8]) -> bool {
+    Ip::parse_truncated(packet).is_ok_and(|ip| ip.protocol == Protocol::Tcp as u8)
+}
+
+/// Bytes of a chain that were not read.
+#[derive(Debug)]
+struct Source<'b> {
+    buffers: std::slice::Iter<'b, Buffer>,
+    address: GuestAddress,
+    left: u32,
+}
+
+impl<'b> Source<'b> {
+    fn of(buffers: &'b [Buffer]) -> Self {
+        Self {
+            buffers: buffers.iter(),
+            address: GuestAddress(0),
+            left: 0,
+        }
+    }
+
+    /// Reads the next bytes.
+    fn read(&mut self, memory: &GuestMemoryMmap, mut into: &mut [u8]) -> Result<(), Broken> {
+        while !into.is_empty() {
+            if self.left == 0 {
+                (self.address, self.left) = *self.buffers.next().ok_or(Broken)?;
+                continue;
+            }
+            let some = into.len().min(self.left as usize);
+            let (now, later) = into.split_at_mut(some);
+            memory.read_slice(now, self.address).map_err(|_| Broken)?;
+            into = later;
+            self.left -= some as u32;
+            self.address = GuestAddress(self.address.0.wrapping_add(some as u64));
+        }
+        Ok(())
+    }
+
+    /// The buffers in which they are.
+    fn left(&self) -> impl Iterator<Item = Buffer> {
+        let begun = (self.left > 0).then_some((self.address, self.left));
+        begun.into_iter().chain(self.buffers.clone().copied())
+    }
 }
 
 /// Copies a frame into buffers that have room for it.
 fn copy_in(
-    buffers: &[(GuestAddress, u32)],
+    buffers: &[Buffer],
     format: Format,
     memory: &GuestMemoryMmap,
     [header, frame]: [&[u8]; 2],

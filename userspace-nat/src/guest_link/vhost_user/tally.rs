@@ -8,6 +8,7 @@ use super::{
     memory::keeps_length,
     message::{Message, Wrong},
     ring::Ring,
+    session::TX,
 };
 
 /// Length of the memory, bytes.
@@ -42,7 +43,8 @@ impl Tally {
     }
 
     /// Sets the words: kicks, then for the ring to the guest and for that from it its frames, their
-    /// bytes, chains, calls, and calls that the driver did not want.
+    /// bytes, chains, calls, and calls that the driver did not want; then bytes that sockets took straight
+    /// out of the guest's buffers.
     pub(super) fn set(&self, kicks: u64, rings: &[Ring]) {
         let of_rings = rings.iter().flat_map(|ring| {
             let counts = ring.counts;
@@ -54,7 +56,9 @@ impl Tally {
                 counts.calls_suppressed,
             ]
         });
-        for (nth, word) in (0..).zip([kicks].into_iter().chain(of_rings)) {
+        let direct = rings.get(TX).map(|ring| ring.counts.direct);
+        let words = [kicks].into_iter().chain(of_rings).chain(direct);
+        for (nth, word) in (0..).zip(words) {
             // It is as long as that.
             let _ = self.0.store(word, GuestAddress(8 * nth), Ordering::Relaxed);
         }

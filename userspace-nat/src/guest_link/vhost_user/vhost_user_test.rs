@@ -481,3 +481,113 @@ fn nobody_is_served_after_the_only_one() {
     assert!(accept4(listener, SockFlag::SOCK_NONBLOCK).is_err());
     assert_eq!(vmm.link.send(&tcp(1)), Some(DropReason::StaleVm));
 }
+
+/// A long frame of TCP in the guest's buffers, whose headers are in one of them.
+fn long_frame(vmm: &mut FakeVmm, first: u16) -> Vec<u8> {
+    let frame = tcp(50_000);
+    vmm.poke(BUFFERS, &in_buffers(&frame, 0));
+    let len = frame.len() as u32 + 2;
+    let buffers = [(BUFFERS, 100, false), (BUFFERS + 100, len - 100, false)];
+    vmm.make_available(TX, first, &buffers);
+    vmm.kick(TX);
+    frame
+}
+
+#[test]
+fn of_a_long_segment_the_headers_are_copied_once_and_the_rest_stays() {
+    let mut vmm = ready(ALL);
+    let frame = long_frame(&mut vmm, 0);
+    let mut into = vec![0xee; MAX_FRAME];
+    let (packet, rest) = vmm.next_beginning(&mut into);
+    let rest = rest.expect("a rest");
+    assert_eq!(packet, Packet::Frame(frame.len()));
+    let here = frame.len() - rest.len();
+    assert!((VNET_LEN + 14 + 40..200).contains(&here), "{here}");
+    // The guest writes other headers, a chain and other payload meanwhile.
+    let other: Vec<u8> = vec![0x77; frame.len() + 2];
+    vmm.poke(BUFFERS, &other);
+    assert_eq!(into[..here], frame[..here]);
+    assert!(
+        into[here..].iter().all(|byte| *byte == 0xee),
+        "no more is copied"
+    );
+    vmm.turn();
+    assert_eq!(vmm.used(TX), [], "its chain is not the guest's yet");
+    assert!(rest.copy_to(&mut into[here..frame.len()]));
+    assert_eq!(into[..here], frame[..here], "they are not read again");
+    assert_eq!(into[here..frame.len()], other[..rest.len()]);
+    vmm.link.finish(rest);
+    vmm.turn();
+    assert_eq!(vmm.used(TX), [(0, 0)]);
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
+    long_frame(&mut vmm, 5);
+    assert!(vmm.next_beginning(&mut into).1.is_some());
+}
+
+#[test]
+fn other_long_frames_are_copied_whole() {
+    let mut into = vec![0; MAX_FRAME];
+    for change in [
+        // UDP, a fragment's protocol of IPv6, a short header of IPv4, ARP.
+        |frame: &mut Vec<u8>| frame[VNET_LEN + 14 + 9] = 17,
+        |frame: &mut Vec<u8>| {
+            frame[VNET_LEN + 14] = 0x60;
+            frame[VNET_LEN + 14 + 6] = 44;
+        },
+        |frame: &mut Vec<u8>| frame[VNET_LEN + 14] = 0x44,
+        |frame: &mut Vec<u8>| frame[VNET_LEN + 14] = 0,
+    ] {
+        let mut vmm = ready(ALL);
+        let mut frame = tcp(50_000);
+        frame[..VNET_LEN].fill(0);
+        change(&mut frame);
+        vmm.poke(BUFFERS, &in_buffers(&frame, 0));
+        vmm.make_available(TX, 0, &[(BUFFERS, frame.len() as u32 + 2, false)]);
+        vmm.kick(TX);
+        let (packet, rest) = vmm.next_beginning(&mut into);
+        assert_eq!(
+            (packet, rest.is_some()),
+            (Packet::Frame(frame.len()), false)
+        );
+        assert_eq!(into[..frame.len()], frame);
+        vmm.turn();
+        assert_eq!(vmm.used(TX), [(0, 0)]);
+    }
+}
+
+#[test]
+fn a_rest_out_of_memory_breaks_the_ring_before_the_frame_counts() {
+    for at in [MEMORY + MEMORY_LEN - 1, MEMORY - 1, u64::MAX - 5, 0] {
+        let mut vmm = ready(ALL);
+        let frame = tcp(50_000);
+        vmm.poke(BUFFERS, &in_buffers(&frame, 0));
+        let rest = frame.len() as u32 + 2 - 1_000;
+        let chain = [(BUFFERS, 1_000, false), (at, rest, false)];
+        vmm.make_available(TX, 0, &chain);
+        vmm.kick(TX);
+        let mut into = vec![0; MAX_FRAME];
+        let (packet, rest) = vmm.next_beginning(&mut into);
+        assert_eq!((packet, rest.is_some()), (Packet::Malformed(0), false));
+        vmm.turn();
+        assert_eq!(vmm.used(TX), []);
+    }
+}
+
+#[test]
+fn a_long_frame_with_a_header_that_is_refused_is_given_back() {
+    let mut vmm = ready(ALL);
+    let mut frame = tcp(50_000);
+    // Another segment size than any.
+    frame[4..6].fill(0);
+    vmm.poke(BUFFERS, &in_buffers(&frame, 0));
+    vmm.make_available(TX, 3, &[(BUFFERS, frame.len() as u32 + 2, false)]);
+    vmm.kick(TX);
+    let mut into = vec![0; MAX_FRAME];
+    let (packet, rest) = vmm.next_beginning(&mut into);
+    assert_eq!(
+        (packet, rest.is_some()),
+        (Packet::Malformed(frame.len()), false)
+    );
+    vmm.turn();
+    assert_eq!(vmm.used(TX), [(3, 0)]);
+}

@@ -130,6 +130,8 @@ pair_counters! {
     tx_frames,
     /// Bytes of the frames that the TAP took.
     tx_bytes,
+    /// Bytes of payload that a socket of the engine took straight out of the guest's buffers, by one copy.
+    tx_direct_bytes,
     /// Frames delivered to the guest.
     rx_frames,
     /// Bytes of the frames delivered to the guest.
