@@ -2,8 +2,14 @@
 use slipgate_abi::tcp::Flags;
 use userspace_nat::tcp::{Host, Segment, State};
 
-/// Whether `a` is before `b` (RFC 9293 section 3.4).
+/// Whether `a` is before `b` (RFC 9293 section 3.4). Of two that are half of the space apart each is.
 pub(super) fn before(a: u32, b: u32) -> bool {
+    a != b && b.wrapping_sub(a) <= 1 << 31
+}
+
+/// Whether a timestamp is older than another (RFC 7323 section 5.3). Of two that are half of the space apart
+/// neither is.
+fn is_older(a: u32, b: u32) -> bool {
     a != b && b.wrapping_sub(a) < 1 << 31
 }
 
@@ -129,7 +135,7 @@ impl Model {
         // came for so long that the clock of microseconds may have wrapped.
         let is_recent = now_ns - self.recent_ns < OUTDATED_NS;
         let times = self.recent.zip(segment.timestamps);
-        if times.is_some_and(|(recent, theirs)| before(theirs.value, recent) && is_recent) {
+        if times.is_some_and(|(recent, theirs)| is_older(theirs.value, recent) && is_recent) {
             return only(Reply::Nothing);
         }
         let to = segment.acknowledgement;

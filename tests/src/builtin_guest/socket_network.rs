@@ -111,8 +111,8 @@ impl SocketNetwork {
     ) -> Result<Self> {
         let name = command.get_program().display().to_string();
         let folder = tempfile::tempdir().tried("make a folder for a socket")?;
-        // passt becomes nobody, before or behind the making of its socket as its version is.
-        let for_all = fs::Permissions::from_mode(0o777);
+        // passt becomes nobody before or after it makes its socket, depending on its version.
+        let for_all = fs::Permissions::from_mode(0o1777);
         fs::set_permissions(folder.path(), for_all).tried("open a socket's folder to nobody")?;
         let socket = folder.path().join("socket");
         listen_at(&mut command, &socket);

@@ -75,10 +75,10 @@ pub(crate) use self::{
     stream::{Next, SCRATCH_LEN, Stream, Workspace, reset_by_close},
 };
 
-/// Whether `a` is before `b` in sequence space (RFC 9293 section 3.4; of timestamps, RFC 7323 section 5.3).
-/// Of two numbers that are half of the space apart, neither is.
+/// Whether `a` is before `b` in sequence space (RFC 9293 section 3.4). Of two numbers that are half of the
+/// space apart each is before the other, as in Linux.
 pub(crate) const fn before(a: u32, b: u32) -> bool {
-    b.wrapping_sub(a).cast_signed() > 0
+    (a.wrapping_sub(b) as i32) < 0
 }
 
 /// Returns the sequence number that is before the other.

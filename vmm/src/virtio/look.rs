@@ -26,6 +26,8 @@ const CONTENDED: Duration = Duration::from_micros(20);
 pub(super) struct Patience {
     window: Duration,
     most: Duration,
+    /// Duration of a yield from which on another thread has used the core.
+    contended: Duration,
     /// Time until which the core is taken as wanted by other threads.
     wanted_until: Option<Instant>,
 }
@@ -35,13 +37,25 @@ impl Patience {
     /// Time without looks after a yield that another thread used, as a multiple of the yield's: at
     /// most a twentieth of the time is lost in such yields.
     const REST: u32 = 20;
+    /// Longest yield that is counted: a longer one is a stop of the whole process.
+    const MOST_LOST: Duration = Duration::from_millis(100);
 
     /// Returns the patience of a thread that does not look yet, and never for longer than `most`.
     pub(super) fn new(most: Duration) -> Patience {
         Patience {
             window: Duration::ZERO,
             most,
+            contended: CONTENDED,
             wanted_until: None,
+        }
+    }
+
+    /// Returns a patience that no other thread's use of the core ends.
+    #[cfg(test)]
+    pub(super) fn undisturbed(most: Duration) -> Patience {
+        Patience {
+            contended: Duration::MAX,
+            ..Patience::new(most)
         }
     }
 
@@ -50,6 +64,7 @@ impl Patience {
         Look {
             since: Instant::now(),
             window: self.window,
+            contended: self.contended,
             lost: None,
         }
     }
@@ -69,6 +84,7 @@ impl Patience {
     pub(super) fn looked(&mut self, look: &Look) {
         if let Some(lost) = look.lost {
             self.window = Duration::ZERO;
+            let lost = lost.min(Self::MOST_LOST);
             self.wanted_until = Some(Instant::now() + lost * Self::REST);
         }
     }
@@ -84,6 +100,7 @@ impl Patience {
 pub(super) struct Look {
     since: Instant,
     window: Duration,
+    contended: Duration,
     /// Time that another thread had the core in a yield.
     lost: Option<Duration>,
 }
@@ -115,7 +132,7 @@ impl Look {
             return false;
         }
         thread::yield_now();
-        self.lost = Some(now.elapsed()).filter(|lost| *lost >= CONTENDED);
+        self.lost = Some(now.elapsed()).filter(|lost| *lost >= self.contended);
         true
     }
 

@@ -256,7 +256,8 @@ impl RingLink {
         loop {
             let packet = match ring.take(format, &memory.guest, into) {
                 Ok(Taken::Frame(len, rest)) => {
-                    // All headers are here. What is not copied is of another frame, and not looked at.
+                    // All headers are here. Behind them `into` still has bytes of an earlier frame, of which
+                    // only the number counts here.
                     let (header, frame) = into[..len].split_at_mut(VNET_LEN);
                     let vnet = header.first_chunk().map(VirtioNetHdr::decode);
                     let Some(vnet) = vnet.and_then(|vnet| sound(vnet, frame)) else {

@@ -223,6 +223,7 @@ impl Ring {
     pub(super) fn pause(&mut self) {
         if let Some(queue) = self.queue.take() {
             self.base = queue.next_avail();
+            self.open = None;
         }
     }
 
@@ -276,7 +277,7 @@ impl Ring {
             return;
         };
         if let Some(head) = self.open.take() {
-            self.is_broken = give_back(queue, memory, head, 0).is_err();
+            self.is_broken |= give_back(queue, memory, head, 0).is_err();
         }
     }
 

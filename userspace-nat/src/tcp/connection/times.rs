@@ -85,6 +85,12 @@ impl Times {
     }
 }
 
+/// Whether a guest's timestamp is older than another (RFC 7323 section 5.3). Of two that are half of the
+/// space apart neither is.
+const fn is_older(a: u32, b: u32) -> bool {
+    b.wrapping_sub(a).cast_signed() > 0
+}
+
 /// Value of a connection's first timestamp: as little of a clock as its sequence number is.
 fn first(initial: u32) -> u32 {
     initial.rotate_left(16).wrapping_mul(0x9e37_79b1)
@@ -141,13 +147,13 @@ impl Connection {
             return false;
         };
         let silent_ns = self.now_ns.saturating_sub(times.recent_ns);
-        before(theirs.value, times.recent) && silent_ns < OUTDATED_NS
+        is_older(theirs.value, times.recent) && silent_ns < OUTDATED_NS
     }
 
     /// Whether a SYN has a later time than all that its guest has sent (RFC 6191).
     pub(super) fn is_later(&self, syn: &Segment) -> bool {
         match (&self.times, syn.timestamps) {
-            (Some(times), Some(theirs)) => before(times.recent, theirs.value),
+            (Some(times), Some(theirs)) => is_older(times.recent, theirs.value),
             _ => false,
         }
     }

@@ -337,10 +337,10 @@ fn what_is_written_and_flushed_is_read_back() {
 #[test]
 fn a_look_finds_requests_of_which_the_disk_is_not_notified() {
     for features in [FLUSH, FLUSH | EVENT_IDX] {
-        let patience = Patience::new(Duration::from_secs(1));
+        let patience = Patience::undisturbed(Duration::from_secs(1));
         let mut rig = Rig::patient(false, RateConfig::default(), patience);
         rig.activate(features);
-        // Where other threads want the core a look ends early, so this may take some requests.
+        // The patience grows by some requests first.
         let begin = Instant::now();
         while rig.read_as_a_driver(features, 5) {
             assert!(begin.elapsed() < Duration::from_secs(10), "always notified");
@@ -377,10 +377,15 @@ fn an_idle_disk_asks_for_notifications() {
         rig.wait("the end of the look", |rig| {
             rig.is_listening(features, rig.available)
         });
-        assert!(rig.read_as_a_driver(features, 8));
+        // A notification that came too late for its request may have it look once more.
+        let begin = Instant::now();
+        while !rig.read_as_a_driver(features, 8) {
+            assert!(begin.elapsed() < Duration::from_secs(10), "never notified");
+            std::thread::sleep(Duration::from_millis(2));
+        }
         // A command is taken at once, also while it looks.
         let state = rig.disk.suspend();
-        assert_eq!(state.queues[0].next_used, 9);
+        assert_eq!(state.queues[0].next_used, rig.available);
         rig.disk.resume();
         rig.read_as_a_driver(features, 9);
         rig.disk.reset();
