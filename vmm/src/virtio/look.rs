@@ -26,7 +26,7 @@ const CONTENDED: Duration = Duration::from_micros(20);
 pub(super) struct Patience {
     window: Duration,
     most: Duration,
-    /// Duration of a yield from which on another thread has used the core.
+    /// [`CONTENDED`], but for tests.
     contended: Duration,
     /// Time until which the core is taken as wanted by other threads.
     wanted_until: Option<Instant>,

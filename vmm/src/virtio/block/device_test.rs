@@ -245,7 +245,7 @@ impl Rig {
         there
     }
 
-    fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+    fn wait(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
         let begin = Instant::now();
         while !done(self) {
             assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
@@ -341,10 +341,9 @@ fn a_look_finds_requests_of_which_the_disk_is_not_notified() {
         let mut rig = Rig::patient(false, RateConfig::default(), patience);
         rig.activate(features);
         // The patience grows by some requests first.
-        let begin = Instant::now();
-        while rig.read_as_a_driver(features, 5) {
-            assert!(begin.elapsed() < Duration::from_secs(10), "always notified");
-        }
+        rig.wait("a read without a notification", |rig| {
+            !rig.read_as_a_driver(features, 5)
+        });
     }
 }
 
@@ -378,11 +377,9 @@ fn an_idle_disk_asks_for_notifications() {
             rig.is_listening(features, rig.available)
         });
         // A notification that came too late for its request may have it look once more.
-        let begin = Instant::now();
-        while !rig.read_as_a_driver(features, 8) {
-            assert!(begin.elapsed() < Duration::from_secs(10), "never notified");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        rig.wait("a read with a notification", |rig| {
+            rig.read_as_a_driver(features, 8)
+        });
         // A command is taken at once, also while it looks.
         let state = rig.disk.suspend();
         assert_eq!(state.queues[0].next_used, rig.available);
@@ -581,7 +578,7 @@ fn chains_without_sense_need_a_reset_and_then_it_serves() {
     for chain in chains {
         rig.activate(FLUSH);
         rig.offer(chain);
-        rig.wait("a reset is needed", Rig::is_broken);
+        rig.wait("a reset is needed", |rig| rig.is_broken());
         assert_eq!(rig.used(), 0);
         rig.disk.reset();
         assert_eq!(Arc::strong_count(&rig.memory), 1, "nobody holds it");

@@ -3,10 +3,10 @@
 //! # Theory of operation
 //! A disk has one queue, and one thread that lives as long as the device. The thread takes the
 //! requests in order and carries each out by one preadv(2) or pwritev(2) between the guest's
-//! buffers and the file, so the bytes are copied once, by the kernel. When the
-//! ring is empty, it looks for the next request for a while, as long as that has paid off lately and
-//! no other thread wants the core (`virtio/look.rs`). Meanwhile the driver does not notify. Then
-//! the thread asks for notifications and sleeps.
+//! buffers and the file, so the bytes are copied once, by the kernel. When the ring is empty, it
+//! looks for the next request for a while, as long as that has paid off lately and no other thread
+//! wants the core (`virtio/look.rs`). Meanwhile the driver does not notify. Then the thread asks for
+//! notifications and sleeps.
 //!
 //! A request is a chain of buffers that the device reads (16 bytes of header, then the data of a
 //! write), followed by buffers that it writes (the data of a read, then one byte of status). The
