@@ -2,16 +2,24 @@
 //! nothing and do not slow packets.
 pub(crate) mod flows;
 pub(crate) mod names;
+mod plain_output;
 mod ps;
 pub(crate) mod stats;
 pub(crate) mod table;
 pub(crate) mod why;
 
-use std::{io::Write, path::Path, process::ExitCode, thread, time::Duration};
+use std::{
+    io::{self, StdoutLock, Write},
+    path::Path,
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use slipgate_control::maps::ReadOnlyMaps;
 
+use self::plain_output::PlainOutput;
 use crate::{
     args::ShowCommand,
     brokers::{no_such_vm, paths},
@@ -68,16 +76,31 @@ pub(crate) fn served(maps: &ReadOnlyMaps, vm: Option<&str>) -> anyhow::Result<()
 
 /// Prints once, or again every second until stopped. A reader that has gone ends it quietly.
 fn print(watch: bool, text: impl Fn() -> anyhow::Result<String>) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    let clear = watch && nix::unistd::isatty(&out).unwrap_or(false);
+    let mut failed = None;
+    let printed = print_as_written(watch, |out| match text() {
+        Ok(text) => out.write_all(text.as_bytes()),
+        Err(e) => {
+            failed = Some(e);
+            Err(io::ErrorKind::Other.into())
+        }
+    });
+    failed.map_or(printed, Err)
+}
+
+/// Prints what `write` writes while it is written, once or again every second until stopped. A reader
+/// that has gone ends it quietly.
+fn print_as_written(
+    watch: bool,
+    mut write: impl FnMut(&mut PlainOutput<StdoutLock<'_>>) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let clear = watch && nix::unistd::isatty(io::stdout()).unwrap_or(false);
+    let home = if clear { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        let text = text()?;
-        let home = if clear { "\x1b[H\x1b[2J" } else { "" };
-        if !write_all(
-            &mut out,
-            &format!("{home}{}", slipgate_policy::plain(&text)),
-        )? || !watch
-        {
+        let written = PlainOutput::after(io::stdout().lock(), home).and_then(|mut out| {
+            write(&mut out)?;
+            out.finish()
+        });
+        if !is_read(written)? || !watch {
             return Ok(());
         }
         thread::sleep(WATCH_EVERY);
@@ -91,9 +114,14 @@ pub(crate) fn print_once(text: &str) -> anyhow::Result<()> {
 
 /// Writes the text; returns whether the reader is still there.
 fn write_all(out: &mut impl Write, text: &str) -> anyhow::Result<bool> {
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    is_read(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Whether the reader of what was written is still there.
+fn is_read(written: io::Result<()>) -> anyhow::Result<bool> {
+    match written {
         Ok(()) => Ok(true),
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(e) => Err(e).context("writing to stdout"),
     }
 }

@@ -15,7 +15,10 @@ use super::{
 };
 use crate::{
     args::TopOrder,
-    show::{flows::Flow, stats::VmStats},
+    show::{
+        flows::{Flow, Remote},
+        stats::VmStats,
+    },
 };
 
 fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>) -> Flow {
@@ -28,9 +31,9 @@ fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>)
         vm: vm.into(),
         labels: Default::default(),
         proto: "tcp",
-        guest: format!("10.0.2.15:{}", 40_000 + slot),
-        remote: format!("198.51.100.{slot}:443"),
-        nat: format!("192.0.2.1:{}", 61_000 + slot),
+        guest: format!("10.0.2.15:{}", 40_000 + slot).parse().unwrap(),
+        remote: Remote::Port(format!("198.51.100.{slot}:443").parse().unwrap()),
+        nat: format!("192.0.2.1:{}", 61_000 + slot).parse().ok(),
         host: None,
         verdict: "fast",
         path: "kernel",

@@ -66,7 +66,7 @@ struct Tables {
 impl Figures for Tables {
     fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> Value {
         let mut flows = flows::list(&self.maps, &known(inventory));
-        flows.retain(|flow| vm.is_none_or(|vm| vm == flow.vm));
+        flows.retain(|flow| vm.is_none_or(|vm| *vm == *flow.vm));
         serde_json::to_value(flows).unwrap_or_default()
     }
 

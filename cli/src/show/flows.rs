@@ -1,19 +1,27 @@
 //! `slipgate flows`: the live flows, read from the pinned slots, and the relayed flows, read from
 //! the engines.
-use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr};
+use std::{
+    borrow::Cow,
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
+    fmt::{self, Display},
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use slipgate_abi::{
-    Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, slot::SlotFlags, tcp::TcpBits,
-    vm::VmFlags,
+    Addresses6, Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, slot::SlotFlags,
+    tcp::TcpBits, vm::VmFlags,
 };
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::LiveRelayed;
 use slipgate_model::{FlowAddresses, FlowId, Labels, TranslatedId};
 
 use super::{
-    names, now_ns, open, print, served,
-    table::{amount, span, table},
+    names, now_ns, open, print_as_written, served,
+    table::{Amount, Columns, Span},
 };
 use crate::args::{FlowOrder, FlowsArgs};
 
@@ -23,23 +31,24 @@ pub(crate) struct Flow {
     /// Id of the flow as in the flow log, accepted by `cut` and `capture`.
     pub(crate) id: FlowId,
     /// Name of the VM.
-    pub(crate) vm: String,
+    #[serde(serialize_with = "shared")]
+    pub(crate) vm: Arc<str>,
     /// Labels of the VM, if it has some.
-    #[serde(skip_serializing_if = "Labels::is_empty")]
-    pub(crate) labels: Labels,
+    #[serde(serialize_with = "shared", skip_serializing_if = "is_empty")]
+    pub(crate) labels: Arc<Labels>,
     /// tcp, udp or icmp.
     pub(crate) proto: &'static str,
     /// Address and port (ICMP: query id) on the guest's link.
-    pub(crate) guest: String,
+    pub(crate) guest: SocketAddr,
     /// The peer's address and port (ICMP: address alone).
-    pub(crate) remote: String,
+    pub(crate) remote: Remote,
     /// Translated address and port (ICMP: query id); of a relayed one the host's address that its
     /// client came to, or our end toward the host's loopback; absent for DNS.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) nat: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nat: Option<SocketAddr>,
     /// The service on the host's loopback that it leads to; absent for others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) host: Option<String>,
+    pub(crate) host: Option<SocketAddr>,
     /// `Fast`, `Engine`, ... in lower case; `relay`.
     pub(crate) verdict: &'static str,
     /// Component that carries the flow: kernel, engine, relay; sockets of the user-mode engine.
@@ -50,10 +59,10 @@ pub(crate) struct Flow {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
     /// TCP: opening, established, closing, closed, reset. Others: one-way, both-ways.
-    pub(crate) state: String,
+    pub(crate) state: Cow<'static, str>,
     /// The rule that admitted it; absent for DNS over TCP.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) rule: String,
+    #[serde(serialize_with = "shared", skip_serializing_if = "is_blank")]
+    pub(crate) rule: Arc<str>,
     /// Name whose DNS answer opened its address, where a rule by name admitted it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dns_name: Option<String>,
@@ -71,18 +80,59 @@ pub(crate) struct Flow {
     pub(crate) idle_ms: u64,
 }
 
+/// The other end of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Remote {
+    /// Of ICMP, which has no ports.
+    Address(IpAddr),
+    /// Of TCP and UDP.
+    Port(SocketAddr),
+}
+
+impl Remote {
+    /// Returns its port, if it has one.
+    pub(crate) fn port(self) -> Option<u16> {
+        match self {
+            Self::Address(_) => None,
+            Self::Port(at) => Some(at.port()),
+        }
+    }
+}
+
+impl Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Port(at) => at.fmt(f),
+        }
+    }
+}
+
+/// Serializes what several flows share as each one's own.
+fn shared<T: Serialize + ?Sized, S: Serializer>(value: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
+    T::serialize(value, to)
+}
+
+fn is_empty(labels: &Arc<Labels>) -> bool {
+    labels.is_empty()
+}
+
+fn is_blank(text: &Arc<str>) -> bool {
+    text.is_empty()
+}
+
 impl Flow {
     /// `vm` and `rule`: texts that the slot names by number.
     pub(crate) fn new(
         instance: u32,
         (index, slot): (SlotIndex, &Slot),
         addresses: FlowAddresses,
-        vm: String,
-        rule: String,
+        vm: Arc<str>,
+        rule: Arc<str>,
         now_ns: u64,
     ) -> Self {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
-        let at = |address, port| SocketAddr::new(address, port).to_string();
         let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
         Self {
             id: FlowId::Translated(TranslatedId {
@@ -91,14 +141,16 @@ impl Flow {
                 generation: slot.generation,
             }),
             vm,
-            labels: Labels::new(),
+            labels: Arc::default(),
             proto: slot.protocol.name(),
-            guest: at(addresses.guest, slot.guest_port),
+            guest: SocketAddr::new(addresses.guest, slot.guest_port),
             remote: match slot.protocol {
-                Protocol::Icmp | Protocol::Icmpv6 => addresses.remote.to_string(),
-                Protocol::Tcp | Protocol::Udp => at(addresses.remote, slot.remote_port),
+                Protocol::Icmp | Protocol::Icmpv6 => Remote::Address(addresses.remote),
+                Protocol::Tcp | Protocol::Udp => {
+                    Remote::Port(SocketAddr::new(addresses.remote, slot.remote_port))
+                }
             },
-            nat: at(addresses.nat, slot.nat_port),
+            nat: Some(SocketAddr::new(addresses.nat, slot.nat_port)),
             host: None,
             verdict: slot.verdict.name(),
             path: path(slot),
@@ -116,24 +168,23 @@ impl Flow {
         }
     }
 
-    /// Makes the row of a relayed flow.
-    fn relayed(flow: &LiveRelayed, frozen: bool) -> Self {
-        let shown = |at: SocketAddr| at.to_string();
+    /// Makes the row of a relayed flow of this VM.
+    fn relayed(flow: &LiveRelayed, vm: &OfVm) -> Self {
         Self {
             id: FlowId::Relayed(flow.id),
-            vm: flow.vm.clone(),
-            labels: Labels::new(),
+            vm: vm.name.clone(),
+            labels: vm.labels.clone(),
             proto: Protocol::from_ip(flow.protocol).map_or("", Protocol::name),
-            guest: shown(flow.guest),
-            remote: shown(flow.remote),
-            nat: flow.nat.map(shown).unwrap_or_default(),
-            host: flow.host.map(shown),
+            guest: flow.guest,
+            remote: Remote::Port(flow.remote),
+            nat: flow.nat,
+            host: flow.host,
             verdict: "relay",
             path: "relay",
             direction: direction(flow.inbound),
-            frozen,
-            state: flow.state.clone(),
-            rule: flow.rule.clone(),
+            frozen: vm.is_frozen,
+            state: flow.state.clone().into(),
+            rule: flow.rule.as_str().into(),
             dns_name: None,
             tx_packets: flow.tx.0,
             tx_bytes: flow.tx.1,
@@ -144,29 +195,40 @@ impl Flow {
         }
     }
 
-    fn row(&self) -> Vec<String> {
-        vec![
-            self.id.to_string(),
-            self.vm.clone(),
-            self.proto.into(),
-            self.guest.clone(),
-            self.remote.clone(),
-            self.nat.clone(),
-            if self.frozen { "frozen" } else { self.verdict }.into(),
-            self.state.clone(),
-            amount(self.tx_packets),
-            amount(self.tx_bytes),
-            amount(self.rx_packets),
-            amount(self.rx_bytes),
-            span(self.age_ms),
-            span(self.idle_ms),
-            match &self.dns_name {
-                Some(name) => format!("{} ({name})", self.rule),
-                None => self.rule.clone(),
-            },
-        ]
+    /// Writes the flow's row, a cell for each title of [`HEAD`].
+    fn write_to(&self, table: &mut Columns<impl Write>) -> io::Result<()> {
+        table.cell(self.id);
+        table.cell(&self.vm);
+        table.cell(self.proto);
+        table.cell(self.guest);
+        table.cell(self.remote);
+        match self.nat {
+            Some(nat) => table.cell(nat),
+            None => table.cell(""),
+        }
+        table.cell(if self.frozen { "frozen" } else { self.verdict });
+        table.cell(&self.state);
+        table.cell(Amount(self.tx_packets));
+        table.cell(Amount(self.tx_bytes));
+        table.cell(Amount(self.rx_packets));
+        table.cell(Amount(self.rx_bytes));
+        table.cell(Span(self.age_ms));
+        table.cell(Span(self.idle_ms));
+        match &self.dns_name {
+            Some(name) => table.cell(format_args!("{} ({name})", self.rule)),
+            None => table.cell(&self.rule),
+        }
+        table.end_row()
     }
 }
+
+/// Titles of the columns of `slipgate flows`.
+const HEAD: [&str; 15] = [
+    "ID", "VM", "PROTO", "GUEST", "REMOTE", "NAT", "VERDICT", "STATE", "TX-PKT", "TX-BYTE",
+    "RX-PKT", "RX-BYTE", "AGE", "IDLE", "RULE",
+];
+/// The columns of numbers.
+const NUMBERS: [usize; 6] = [8, 9, 10, 11, 12, 13];
 
 fn direction(inbound: bool) -> &'static str {
     match inbound {
@@ -200,23 +262,45 @@ fn state(slot: &Slot) -> &'static str {
 pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
     served(&maps, args.vm.as_deref())?;
-    print(args.watch, || {
+    print_as_written(args.watch, |out| {
         let names = names::ask_all(&args.pin_dir);
-        let mut flows = list(&maps, &names);
-        flows.retain(|flow| is_wanted(flow, args));
-        if let Some(order) = args.sort {
-            sort(&mut flows, order);
-        }
-        if args.json {
-            return Ok(serde_json::to_string_pretty(&flows)? + "\n");
-        }
-        const HEAD: [&str; 15] = [
-            "ID", "VM", "PROTO", "GUEST", "REMOTE", "NAT", "VERDICT", "STATE", "TX-PKT", "TX-BYTE",
-            "RX-PKT", "RX-BYTE", "AGE", "IDLE", "RULE",
-        ];
-        let rows: Vec<_> = flows.iter().map(Flow::row).collect();
-        Ok(table(&HEAD, &rows, &[8, 9, 10, 11, 12, 13]))
+        write(&maps, &names, args, out)
     })
+}
+
+/// Writes the flows that are wanted. In the order of their slots, they are written as they are read: a
+/// million is never held at once.
+fn write(
+    maps: &ReadOnlyMaps,
+    names: &names::Known,
+    args: &FlowsArgs,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut flows = live(maps, names).filter(|flow| is_wanted(flow, args));
+    match args.sort {
+        None => write_each(&mut flows, args.json, out),
+        Some(order) => {
+            let mut flows: Vec<Flow> = flows.collect();
+            sort(&mut flows, order);
+            write_each(flows.into_iter(), args.json, out)
+        }
+    }
+}
+
+fn write_each(
+    flows: impl Iterator<Item = Flow>,
+    as_json: bool,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    if as_json {
+        serde_json::Serializer::pretty(&mut *out).collect_seq(flows)?;
+        return out.write_all(b"\n");
+    }
+    let mut table = Columns::new(out, &HEAD, &NUMBERS);
+    for flow in flows {
+        flow.write_to(&mut table)?;
+    }
+    table.finish()
 }
 
 fn is_wanted(flow: &Flow, args: &FlowsArgs) -> bool {
@@ -228,7 +312,7 @@ fn is_wanted(flow: &Flow, args: &FlowsArgs) -> bool {
             None => name.eq_ignore_ascii_case(wanted),
         }
     };
-    args.vm.as_ref().is_none_or(|vm| *vm == flow.vm)
+    args.vm.as_ref().is_none_or(|vm| **vm == *flow.vm)
         && proto.is_none_or(|proto| proto == flow.proto)
         && args.name.as_deref().is_none_or(by_name)
 }
@@ -242,42 +326,82 @@ pub(crate) fn sort(flows: &mut [Flow], order: FlowOrder) {
         FlowOrder::Idle => flows.sort_by_key(|f| Reverse(f.idle_ms)),
         FlowOrder::Vm => flows.sort_by(|a, b| (&a.vm, &a.guest).cmp(&(&b.vm, &b.guest))),
         FlowOrder::Name => flows.sort_by(|a, b| {
-            let key = |f: &Flow| (f.dns_name.is_none(), f.dns_name.clone(), f.remote.clone());
-            key(a).cmp(&key(b))
+            let by_name = a.dns_name.is_none().cmp(&b.dns_name.is_none());
+            let by_name = by_name.then_with(|| a.dns_name.cmp(&b.dns_name));
+            by_name.then_with(|| a.remote.cmp(&b.remote))
         }),
     }
 }
 
 /// Returns all live flows.
 pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
+    live(maps, names).collect()
+}
+
+/// What all flows of a VM show of it.
+#[derive(Clone, Debug)]
+struct OfVm {
+    name: Arc<str>,
+    labels: Arc<Labels>,
+    is_frozen: bool,
+}
+
+impl OfVm {
+    fn new(name: &str, names: &names::Known, frozen: &BTreeSet<String>) -> Self {
+        let labels = names.labels.get(name);
+        Self {
+            name: name.into(),
+            labels: labels.cloned().unwrap_or_default().into(),
+            is_frozen: frozen.contains(name),
+        }
+    }
+}
+
+/// Returns the live flows one by one, those that are translated in the order of their slots.
+fn live(maps: &ReadOnlyMaps, names: &names::Known) -> impl Iterator<Item = Flow> {
     let (now, instance) = (now_ns(), maps.instance());
     let frozen = frozen(maps);
-    let relayed = names.relayed_flows.iter();
-    let relayed = relayed.map(|flow| Flow::relayed(flow, frozen.contains(&flow.vm)));
-    maps.flows()
-        .map(|(index, slot)| {
-            let rule = maps.rule(RuleIndex::new(slot.rule)).unwrap_or_default();
-            let name = names.flows.get(&(index, slot.generation));
-            // Of a slot within its array.
-            let six = maps.addresses6(index).unwrap_or_default();
-            let addresses = FlowAddresses::of(&slot, &six);
-            let vm = vm_name(maps, &slot);
-            Flow {
-                dns_name: name.cloned(),
-                path: match (maps.are_of_userspace(), slot.verdict) {
-                    (false, _) | (_, Verdict::Engine) => path(&slot),
-                    (true, _) => "sockets",
-                },
-                frozen: frozen.contains(&vm),
-                ..Flow::new(instance, (index, &slot), addresses, vm, rule, now)
-            }
-        })
-        .chain(relayed)
-        .map(|flow| Flow {
-            labels: names.labels.get(&flow.vm).cloned().unwrap_or_default(),
-            ..flow
-        })
-        .collect()
+    let relayed: Vec<_> = names
+        .relayed_flows
+        .iter()
+        .map(|flow| Flow::relayed(flow, &OfVm::new(&flow.vm, names, &frozen)))
+        .collect();
+    // Texts that many slots name by numbers are read once.
+    let mut vms: HashMap<(u16, u32), OfVm> = HashMap::new();
+    let mut rules: HashMap<u32, Arc<str>> = HashMap::new();
+    let translated = maps.flows().map(move |(index, slot)| {
+        let vm = vms.entry((slot.vm_row, slot.vm));
+        let vm = vm.or_insert_with(|| OfVm::new(&vm_name(maps, &slot), names, &frozen));
+        let rule = rules.entry(slot.rule).or_insert_with(|| {
+            let text = maps.rule(RuleIndex::new(slot.rule));
+            text.unwrap_or_default().into()
+        });
+        let name = names.flows.get(&(index, slot.generation));
+        // Those of IPv6 are beside the slot, which is within its array.
+        let six = match slot.flags & SlotFlags::IPV6 {
+            0 => Addresses6::default(),
+            _ => maps.addresses6(index).unwrap_or_default(),
+        };
+        let addresses = FlowAddresses::of(&slot, &six);
+        Flow {
+            dns_name: name.cloned(),
+            labels: vm.labels.clone(),
+            path: match (maps.are_of_userspace(), slot.verdict) {
+                (false, _) | (_, Verdict::Engine) => path(&slot),
+                (true, _) => "sockets",
+            },
+            frozen: vm.is_frozen,
+            ..Flow::new(
+                instance,
+                (index, &slot),
+                addresses,
+                vm.name.clone(),
+                rule.clone(),
+                now,
+            )
+        }
+    });
+    translated.chain(relayed)
 }
 
 /// VMs of which nothing passes, by name.

@@ -1,4 +1,4 @@
-use slipgate_abi::{Addresses6, Ip4, Ip6};
+use slipgate_abi::{Ip4, Ip6};
 
 use super::*;
 use serde_json::json;
@@ -95,7 +95,7 @@ fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
         at(&fresh),
         addresses(),
         "a".into(),
-        String::new(),
+        "".into(),
         1_250_000_000,
     );
     assert_eq!((flow.age_ms, flow.idle_ms), (250, 250));
@@ -106,14 +106,14 @@ fn udp_and_icmp_have_no_phases_but_directions() {
     let mut s = slot();
     s.protocol = Protocol::Icmp;
     s.remote_port = 0;
-    let flow = Flow::new(1, at(&s), addresses(), String::new(), String::new(), 0);
+    let flow = Flow::new(1, at(&s), addresses(), "".into(), "".into(), 0);
     assert_eq!(
-        (flow.state.as_str(), flow.remote.as_str()),
+        (&*flow.state, &*flow.remote.to_string()),
         ("both-ways", "192.0.2.1")
     );
     s.rx_packets = 0;
     assert_eq!(
-        Flow::new(1, at(&s), addresses(), String::new(), String::new(), 0).state,
+        Flow::new(1, at(&s), addresses(), "".into(), "".into(), 0).state,
         "one-way"
     );
 }
@@ -139,7 +139,7 @@ fn flows_are_filtered_and_sorted() {
             at(&slot()),
             addresses(),
             vm.into(),
-            String::new(),
+            "".into(),
             5_000_000_000,
         )
     };
@@ -193,8 +193,15 @@ fn a_relayed_flow_has_the_fields_that_it_has() {
         age_ms: 5,
         idle_ms: 4,
     };
-    let shown = Flow::relayed(&flow, true);
-    assert!(shown.row().contains(&"frozen".to_owned()));
+    let vm = |is_frozen| OfVm {
+        name: "a".into(),
+        labels: Arc::default(),
+        is_frozen,
+    };
+    let shown = Flow::relayed(&flow, &vm(true));
+    let mut text = Vec::new();
+    write_each([shown.clone()].into_iter(), false, &mut text).unwrap();
+    assert!(String::from_utf8(text).unwrap().contains(" frozen "));
     assert_eq!(
         serde_json::to_value(shown).unwrap(),
         json!({
@@ -214,7 +221,7 @@ fn a_relayed_flow_has_the_fields_that_it_has() {
         rule: String::new(),
         ..flow
     };
-    let json = serde_json::to_value(Flow::relayed(&dns, false)).unwrap();
+    let json = serde_json::to_value(Flow::relayed(&dns, &vm(false))).unwrap();
     for absent in ["nat", "host", "rule", "frozen"] {
         assert!(json.get(absent).is_none(), "{json}");
     }
@@ -239,10 +246,14 @@ fn the_addresses_of_an_ipv6_flow_are_beside_its_slot() {
         pad: [0; 16],
     };
     let addresses = FlowAddresses::of(&slot, &beside);
-    let flow = Flow::new(1, at(&slot), addresses, "a".into(), String::new(), 0);
+    let flow = Flow::new(1, at(&slot), addresses, "a".into(), "".into(), 0);
     assert_eq!(flow.proto, "icmp");
     assert_eq!(
-        (&*flow.guest, &*flow.remote, &*flow.nat),
-        ("[fd00::5]:40000", "2001:db8::7", "[2001:db8::1]:61000")
+        (flow.guest.to_string(), flow.remote.to_string(), flow.nat),
+        (
+            "[fd00::5]:40000".into(),
+            "2001:db8::7".into(),
+            Some("[2001:db8::1]:61000".parse().unwrap())
+        )
     );
 }

@@ -42,3 +42,25 @@ fn amounts_and_spans_are_short() {
         ["0ms", "999ms", "1s", "59s", "1m00s", "3m04s", "2h05m"]
     );
 }
+
+#[test]
+fn a_long_table_is_written_while_its_rows_are_made() {
+    let mut out = Vec::new();
+    let mut columns = Columns::new(&mut out, &["VM", "N"], &[1]);
+    for row in 0..ROWS_AT_ONCE {
+        columns.cell("a");
+        columns.cell(row % 10);
+        columns.end_row().unwrap();
+    }
+    assert!(columns.text.len() < 10, "most rows are written by now");
+    columns.cell("longer");
+    columns.cell(1_000);
+    columns.end_row().unwrap();
+    columns.finish().unwrap();
+    let text = String::from_utf8(out).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), ROWS_AT_ONCE + 2);
+    // Columns get wider with the rows that are wider.
+    assert_eq!(lines[..2], ["VM  N", "a   0"]);
+    assert_eq!(lines[ROWS_AT_ONCE + 1], "longer  1000");
+}

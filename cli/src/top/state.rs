@@ -131,7 +131,7 @@ impl State {
             .reading
             .flows
             .iter()
-            .filter(|flow| self.vm.as_ref().is_none_or(|vm| *vm == flow.vm))
+            .filter(|flow| self.vm.as_ref().is_none_or(|vm| **vm == *flow.vm))
             .filter(|flow| matches(flow, &text))
             .collect();
         let key = |flow: &Flow| match self.order {
@@ -277,7 +277,7 @@ impl State {
     fn freeze(&mut self) -> Action {
         let flows = self.flows();
         let vm = match (self.selected(&flows), &self.vms()[..]) {
-            (Some(at), _) => flows[at].vm.clone(),
+            (Some(at), _) => flows[at].vm.to_string(),
             (None, [only]) => only.vm.clone(),
             (None, _) => {
                 self.message = self.nothing_selected(", or run slipgate top --vm NAME");
@@ -294,27 +294,21 @@ impl State {
 
 /// The other end: by the name that let it in, if one did.
 pub(super) fn peer(flow: &Flow) -> String {
-    let port = flow.remote.rsplit_once(':').map(|(_, port)| port);
-    match (&flow.dns_name, port) {
+    match (&flow.dns_name, flow.remote.port()) {
         (Some(name), Some(port)) => format!("{name}:{port}"),
         (Some(name), None) => name.clone(),
-        (None, _) => flow.remote.clone(),
+        (None, _) => flow.remote.to_string(),
     }
 }
 
 fn matches(flow: &Flow, text: &str) -> bool {
-    let name = flow.dns_name.as_deref().unwrap_or_default();
-    let fields = [
-        &flow.vm,
-        flow.proto,
-        &flow.guest,
-        &flow.remote,
-        &flow.nat,
-        name,
-        &flow.rule,
-    ];
+    let has = |field: &str| field.to_lowercase().contains(text);
     text.is_empty()
-        || fields
-            .iter()
-            .any(|field| field.to_lowercase().contains(text))
+        || has(&flow.vm)
+        || has(flow.proto)
+        || has(&flow.guest.to_string())
+        || has(&flow.remote.to_string())
+        || flow.nat.is_some_and(|nat| has(&nat.to_string()))
+        || flow.dns_name.as_deref().is_some_and(has)
+        || has(&flow.rule)
 }

@@ -167,11 +167,10 @@ fn draw_flows(state: &State, area: Rect, buffer: &mut Buffer) {
 
 fn row(state: &State, flow: &Flow, wide: bool) -> Vec<String> {
     let rates = state.flow_rate(flow);
-    let port = flow.guest.rsplit_once(':').map_or("", |(_, port)| port);
     let mut row = vec![
-        flow.vm.clone(),
+        flow.vm.to_string(),
         flow.proto.into(),
-        port.into(),
+        flow.guest.port().to_string(),
         peer(flow),
         right(&amount(rates.tx), 7),
         right(&amount(rates.rx), 7),
@@ -179,7 +178,7 @@ fn row(state: &State, flow: &Flow, wide: bool) -> Vec<String> {
         right(&span(flow.age_ms), 6),
     ];
     if wide {
-        row.extend([flow.state.clone(), flow.rule.clone()]);
+        row.extend([flow.state.to_string(), flow.rule.to_string()]);
     }
     row
 }

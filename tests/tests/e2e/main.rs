@@ -20,6 +20,7 @@ mod firecracker;
 mod first_packets;
 mod forged;
 mod forwards;
+mod full_table;
 mod guest_errors;
 mod hairpin;
 mod hook_places;

@@ -1,12 +1,17 @@
 //! Read-only access to the pinned maps, for `slipgate flows` and `stats`. The memory can't be
 //! written, and no descriptor is kept, so nothing here can disturb a flow.
 
-use std::{mem::offset_of, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire};
+use std::{
+    mem::offset_of,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering::Acquire},
+};
 
 use slipgate_abi::{
     Addresses6, Direction, DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef,
     Verdict, Vm, Vm6, VmCounters, VmRates, VmRow,
-    maps::{self, RuleElement},
+    maps::{self, Chunk, RuleElement, SLOTS_PER_CHUNK},
     rate::RateRef,
 };
 
@@ -91,10 +96,25 @@ impl ReadOnlyMaps {
         held.count()
     }
 
-    /// Returns copies of all flows, in the order of their slots.
+    /// Returns copies of all flows, in the order of their slots. Slots of chunks that no process has
+    /// are not read: none of them holds a flow.
     pub fn flows(&self) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
-        let slots = (0..self.memory.slots.elements()).map(SlotIndex::new);
+        let elements = self.memory.slots.elements();
+        let chunks = (0..elements.div_ceil(SLOTS_PER_CHUNK)).filter(|chunk| self.has_owner(*chunk));
+        let slots = chunks.flat_map(move |chunk| {
+            let first = chunk * SLOTS_PER_CHUNK;
+            first..(first + SLOTS_PER_CHUNK).min(elements)
+        });
+        let slots = slots.map(SlotIndex::new);
         slots.filter_map(|index| Some((index, self.flow(index)?)))
+    }
+
+    /// Whether a process has a chunk of slots, or a dead one had it when it ended.
+    fn has_owner(&self, chunk: u32) -> bool {
+        let word = self.memory.chunks.at(chunk);
+        // SAFETY: an element of CHUNKS, which is mapped while `self` lives and reached by atomics.
+        let word = word.map(|word| unsafe { AtomicU32::from_ptr(word) }.load(Acquire));
+        word.is_some_and(|word| Chunk(word).owner().is_some())
     }
 
     /// Returns a copy of a slot's flow; `None` if the slot is free, or was reused during the call.

@@ -1,0 +1,130 @@
+//! What the readers of the tables cost where these are large: a measurement, of the binary that
+//! `SLIPGATE_BIN` names (docs/performance.md, "A million flows").
+use std::{
+    mem::MaybeUninit,
+    process::Stdio,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+use slipgate_abi::{Ip4, Protocol, Slot, SlotIndex, Verdict, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_testbed::require_root_and_tun;
+
+use crate::{Stand, stand::maps};
+
+/// Room for two million flows, as in the workload `scale`.
+const SLOTS: &str = "2097152";
+/// Rows of `OWNERS` that no process has, so that no engine ends these flows.
+const OWNERS: std::ops::Range<u32> = 40..60;
+const COUNTS: [usize; 2] = [1_000, 1_000_000];
+const ROUNDS: usize = 5;
+
+/// CPU time of all children that have ended.
+fn children_time() -> Duration {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: it is filled in; zeros are valid as well.
+    let usage = unsafe {
+        assert_eq!(
+            libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()),
+            0
+        );
+        usage.assume_init()
+    };
+    let us = [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec * 1_000_000 + time.tv_usec);
+    Duration::from_micros(us.iter().sum::<i64>() as u64)
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn measure_readers_of_a_full_table() {
+    require_root_and_tun!();
+    let stand = Stand::new(&["--flow-table", SLOTS]);
+    let maps = maps(stand.slipgate.pins());
+    let mut slots = Vec::new();
+    for owner in OWNERS {
+        while let Some((chunk, _)) = maps.claim_chunk(owner, 0) {
+            assert_eq!(chunk.len(), SLOTS_PER_CHUNK as usize);
+            slots.extend(chunk);
+            if slots.len() >= COUNTS[1] {
+                break;
+            }
+        }
+    }
+    let id = |row: u32| {
+        maps.vm(VmRow::new(row as u16))
+            .map_or(0, |vm| vm.id().load(Relaxed))
+    };
+    let row = (0..8).find(|row| id(*row) != 0).expect("the stand's VM");
+    let mut live = 0;
+    for count in COUNTS {
+        for (at, index) in slots.iter().enumerate().take(count).skip(live) {
+            let slot = maps.slot(SlotIndex::new(*index)).unwrap();
+            let flow = flow(at as u32, row as u16, id(row));
+            // SAFETY: an element of SLOTS, of a chunk that is this test's.
+            unsafe { slot.as_ptr().write(flow) };
+        }
+        live = count;
+        for args in [
+            &["flows"][..],
+            &["flows", "--json"],
+            &["flows", "--sort", "bytes"],
+            &["stats"],
+        ] {
+            let mut cpu = Vec::new();
+            let mut wall = Vec::new();
+            for _ in 0..ROUNDS {
+                let mut command = stand.slipgate.command(args).unwrap();
+                command.stdout(Stdio::null());
+                let (before, start) = (children_time(), Instant::now());
+                let mut child = stand.world.host.spawn(command).unwrap();
+                assert!(child.wait().unwrap().success());
+                wall.push(start.elapsed());
+                cpu.push(children_time() - before);
+            }
+            cpu.sort();
+            wall.sort();
+            println!("{count} flows, {args:?}: CPU {cpu:?}, by the clock {wall:?}");
+        }
+    }
+}
+
+fn flow(number: u32, vm_row: u16, vm: u32) -> Slot {
+    let [_, a, b, c] = number.to_be_bytes();
+    Slot {
+        generation: 1,
+        verdict: Verdict::Fast,
+        protocol: Protocol::Udp,
+        tcp: 0,
+        next_hop: 0,
+        tx_packets: 1 + u64::from(number),
+        tx_bytes: 50 * (1 + u64::from(number)),
+        rx_packets: 7,
+        rx_bytes: 3_000_000_000,
+        tx_last_ns: 1_000_000_000,
+        rx_last_ns: 2_000_000_000,
+        vm,
+        vm_row,
+        guest: Ip4 {
+            octets: [10, 0, 2, 15],
+        },
+        guest_port: 10_000 + (number % 50_000) as u16,
+        remote: Ip4 {
+            octets: [198, a, b, c],
+        },
+        remote_port: 4_433,
+        nat: Ip4 {
+            octets: [203, 0, 113, 1],
+        },
+        nat_port: 61_000 + (number % 4_000) as u16,
+        flags: 0,
+        isn: 0,
+        created_ns: 500_000_000,
+        rule: 0,
+        uplink_ifindex: 2,
+        owner: OWNERS.start as u16,
+        connect_us: 0,
+        fin_end_tx: 0,
+        fin_end_rx: 0,
+        epoch: 1,
+    }
+}
