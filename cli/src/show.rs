@@ -96,10 +96,8 @@ fn print_as_written(
     let clear = watch && nix::unistd::isatty(io::stdout()).unwrap_or(false);
     let home = if clear { "\x1b[H\x1b[2J" } else { "" };
     loop {
-        let written = PlainOutput::after(io::stdout().lock(), home).and_then(|mut out| {
-            write(&mut out)?;
-            out.finish()
-        });
+        let mut out = PlainOutput::after(io::stdout().lock(), home);
+        let written = write(&mut out).and_then(|()| out.finish());
         if !is_read(written)? || !watch {
             return Ok(());
         }

@@ -276,7 +276,7 @@ fn write(
     args: &FlowsArgs,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut flows = live(maps, names).filter(|flow| is_wanted(flow, args));
+    let mut flows = live(maps, names, now_ns).filter(|flow| is_wanted(flow, args));
     match args.sort {
         None => write_each(&mut flows, args.json, out),
         Some(order) => {
@@ -335,7 +335,7 @@ pub(crate) fn sort(flows: &mut [Flow], order: FlowOrder) {
 
 /// Returns all live flows.
 pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
-    live(maps, names).collect()
+    live(maps, names, now_ns).collect()
 }
 
 /// What all flows of a VM show of it.
@@ -357,25 +357,65 @@ impl OfVm {
     }
 }
 
-/// Returns the live flows one by one, those that are translated in the order of their slots.
-fn live(maps: &ReadOnlyMaps, names: &names::Known) -> impl Iterator<Item = Flow> {
-    let (now, instance) = (now_ns(), maps.instance());
-    let frozen = frozen(maps);
-    let relayed: Vec<_> = names
-        .relayed_flows
-        .iter()
-        .map(|flow| Flow::relayed(flow, &OfVm::new(&flow.vm, names, &frozen)))
-        .collect();
-    // Texts that many slots name by numbers are read once.
-    let mut vms: HashMap<(u16, u32), OfVm> = HashMap::new();
-    let mut rules: HashMap<u32, Arc<str>> = HashMap::new();
-    let translated = maps.flows().map(move |(index, slot)| {
-        let vm = vms.entry((slot.vm_row, slot.vm));
-        let vm = vm.or_insert_with(|| OfVm::new(&vm_name(maps, &slot), names, &frozen));
-        let rule = rules.entry(slot.rule).or_insert_with(|| {
+/// What slots name by numbers, as texts. Each is read once for all slots that name it, and again after
+/// [`TEXTS_KEPT_NS`]: numbers are used again, and whoever reads our output may pause for long.
+struct Texts<'a> {
+    maps: &'a ReadOnlyMaps,
+    names: &'a names::Known,
+    frozen: BTreeSet<String>,
+    vms: HashMap<(u16, u32), OfVm>,
+    rules: HashMap<u32, Arc<str>>,
+    /// When the oldest of them was read at the earliest, ns.
+    read_ns: u64,
+}
+
+const TEXTS_KEPT_NS: u64 = 1_000_000_000;
+
+impl<'a> Texts<'a> {
+    fn new(maps: &'a ReadOnlyMaps, names: &'a names::Known, now_ns: u64) -> Self {
+        Self {
+            maps,
+            names,
+            frozen: frozen(maps),
+            vms: HashMap::new(),
+            rules: HashMap::new(),
+            read_ns: now_ns,
+        }
+    }
+
+    /// Returns what a flow shows of its VM, and the text of its rule.
+    fn of(&mut self, slot: &Slot, now_ns: u64) -> (&OfVm, &Arc<str>) {
+        if now_ns.saturating_sub(self.read_ns) > TEXTS_KEPT_NS {
+            *self = Self::new(self.maps, self.names, now_ns);
+        }
+        let (maps, names, frozen) = (self.maps, self.names, &self.frozen);
+        let vm = self.vms.entry((slot.vm_row, slot.vm));
+        let vm = vm.or_insert_with(|| OfVm::new(&vm_name(maps, slot), names, frozen));
+        let rule = self.rules.entry(slot.rule).or_insert_with(|| {
             let text = maps.rule(RuleIndex::new(slot.rule));
             text.unwrap_or_default().into()
         });
+        (vm, rule)
+    }
+}
+
+/// Returns the live flows one by one, those that are translated in the order of their slots, each read
+/// when it is asked for. `clock`: the time at that moment, `CLOCK_MONOTONIC` ns.
+fn live<'a>(
+    maps: &'a ReadOnlyMaps,
+    names: &'a names::Known,
+    clock: impl Fn() -> u64 + 'a,
+) -> impl Iterator<Item = Flow> + 'a {
+    let instance = maps.instance();
+    let mut texts = Texts::new(maps, names, clock());
+    let relayed: Vec<_> = names
+        .relayed_flows
+        .iter()
+        .map(|flow| Flow::relayed(flow, &OfVm::new(&flow.vm, names, &texts.frozen)))
+        .collect();
+    let translated = maps.flows().map(move |(index, slot)| {
+        let now = clock();
+        let (vm, rule) = texts.of(&slot, now);
         let name = names.flows.get(&(index, slot.generation));
         // Those of IPv6 are beside the slot, which is within its array.
         let six = match slot.flags & SlotFlags::IPV6 {

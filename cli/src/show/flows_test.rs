@@ -257,3 +257,62 @@ fn the_addresses_of_an_ipv6_flow_are_beside_its_slot() {
         )
     );
 }
+
+/// Maps with flows in the first slots, and the reader of them.
+fn with_flows(dir: &std::path::Path, count: u32) -> (slipgate_control::InMemory, ReadOnlyMaps) {
+    use slipgate_control::{InMemory, Paths, Sizes};
+    let paths = Paths {
+        pin_dir: dir.to_owned(),
+        run_dir: dir.to_owned(),
+    };
+    let (memory, owner) = InMemory::open(paths, Sizes::of_slots(1_024)).unwrap();
+    memory.maps.claim_chunk(owner.row(), 0).unwrap();
+    for index in 0..count {
+        let at = memory.maps.slot(SlotIndex::new(index)).unwrap();
+        // SAFETY: an element of SLOTS that nothing else uses meanwhile.
+        unsafe { at.as_ptr().write(slot()) };
+    }
+    let read = ReadOnlyMaps::open_pinned(dir).unwrap();
+    (memory, read)
+}
+
+fn name_rule(memory: &slipgate_control::InMemory, text: &str) {
+    let element = slipgate_abi::maps::RuleElement::FREE;
+    assert!(memory.maps.set_rule(RuleIndex::new(0), element, text));
+}
+
+/// Who reads our output may pause: a pager does.
+#[test]
+fn each_flow_is_shown_as_it_is_when_its_turn_comes() {
+    const SECOND: u64 = 1_000_000_000;
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, read) = with_flows(dir.path(), 4);
+    name_rule(&memory, "first");
+    let (known, now) = (names::Known::default(), std::cell::Cell::new(5 * SECOND));
+    let mut flows = live(&read, &known, || now.get());
+    let mut next = || flows.next().map(|flow| (flow.rule, flow.age_ms));
+    assert_eq!(next(), Some(("first".into(), 4_000)));
+    // A text is read once for all flows that name it; numbers of rules are used again, in time.
+    name_rule(&memory, "second");
+    now.set(6 * SECOND);
+    assert_eq!(next(), Some(("first".into(), 5_000)));
+    now.set(7 * SECOND);
+    assert_eq!(next(), Some(("second".into(), 6_000)));
+    let last = memory.maps.slot(SlotIndex::new(3)).unwrap();
+    last.set_verdict(Verdict::Free);
+    assert_eq!(next(), None);
+}
+
+#[test]
+fn json_written_flow_by_flow_is_an_array_like_any_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_memory, read) = with_flows(dir.path(), 3);
+    let all = list(&read, &names::Known::default());
+    assert_eq!(all.len(), 3);
+    for flows in [&all[..0], &all[..1], &all] {
+        let mut out = Vec::new();
+        write_each(flows.iter().cloned(), true, &mut out).unwrap();
+        let expected = serde_json::to_string_pretty(flows).unwrap() + "\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+    }
+}

@@ -8,17 +8,20 @@ const HELD: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct PlainOutput<W> {
     out: W,
+    /// Control sequences of our own that come first, as long as nothing is written.
+    sequences: &'static str,
     held: Vec<u8>,
 }
 
 impl<W: Write> PlainOutput<W> {
-    /// Begins with what passes as it is: control sequences of our own.
-    pub(crate) fn after(mut out: W, sequences: &str) -> io::Result<Self> {
-        out.write_all(sequences.as_bytes())?;
-        Ok(Self {
+    /// `sequences`: control sequences of our own, which pass as they are. They are written with the first
+    /// text, not before: what fails before it does not clear a screen.
+    pub(crate) fn after(out: W, sequences: &'static str) -> Self {
+        Self {
             out,
+            sequences,
             held: Vec::with_capacity(HELD),
-        })
+        }
     }
 
     /// Writes the rest.
@@ -31,6 +34,8 @@ impl<W: Write> PlainOutput<W> {
     }
 
     fn write_up_to(&mut self, end: usize) -> io::Result<()> {
+        let sequences = std::mem::take(&mut self.sequences);
+        self.out.write_all(sequences.as_bytes())?;
         let text = &self.held[..end];
         match is_plain(text) {
             true => self.out.write_all(text)?,

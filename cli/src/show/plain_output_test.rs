@@ -2,7 +2,7 @@ use super::*;
 
 fn written(pieces: &[&str]) -> String {
     let mut out = Vec::new();
-    let mut plain = PlainOutput::after(&mut out, "\x1b[H").unwrap();
+    let mut plain = PlainOutput::after(&mut out, "\x1b[H");
     for piece in pieces {
         plain.write_all(piece.as_bytes()).unwrap();
     }
@@ -33,6 +33,18 @@ fn control_characters_are_replaced_wherever_the_text_is_cut() {
 }
 
 #[test]
+fn a_text_that_is_never_finished_clears_no_screen() {
+    let mut out = Vec::new();
+    let mut plain = PlainOutput::after(&mut out, "\x1b[H");
+    plain.write_all(b"half a lin").unwrap();
+    drop(plain);
+    assert!(out.is_empty());
+    // An empty one does.
+    PlainOutput::after(&mut out, "\x1b[H").finish().unwrap();
+    assert_eq!(out, b"\x1b[H");
+}
+
+#[test]
 fn a_reader_that_has_gone_is_an_error_at_once() {
     /// Takes nothing.
     struct Gone;
@@ -44,7 +56,7 @@ fn a_reader_that_has_gone_is_an_error_at_once() {
             Ok(())
         }
     }
-    let mut plain = PlainOutput::after(Gone, "").unwrap();
+    let mut plain = PlainOutput::after(Gone, "");
     let written = (0..HELD).map(|_| plain.write_all(b"line\n"));
     let failed = written.into_iter().find_map(Result::err).unwrap();
     assert_eq!(failed.kind(), io::ErrorKind::BrokenPipe);

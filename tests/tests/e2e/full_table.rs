@@ -1,6 +1,7 @@
-//! What the readers of the tables cost where these are large: a measurement, of the binary that
+//! The readers of the tables where these are large. What they cost is a measurement, of the binary that
 //! `SLIPGATE_BIN` names (docs/performance.md, "A million flows").
 use std::{
+    io::{BufRead as _, BufReader},
     mem::MaybeUninit,
     process::Stdio,
     sync::atomic::Ordering::Relaxed,
@@ -8,6 +9,7 @@ use std::{
 };
 
 use slipgate_abi::{Ip4, Protocol, Slot, SlotIndex, Verdict, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_control::SharedMaps;
 use slipgate_testbed::require_root_and_tun;
 
 use crate::{Stand, stand::maps};
@@ -34,36 +36,97 @@ fn children_time() -> Duration {
     Duration::from_micros(us.iter().sum::<i64>() as u64)
 }
 
+/// Slots of chunks that the test has claimed, so that no engine ends the flows in them.
+struct Filled {
+    stand: Stand,
+    maps: SharedMaps,
+    slots: Vec<u32>,
+    /// The stand's VM: its row and its id.
+    vm: (u16, u32),
+    live: usize,
+}
+
+impl Filled {
+    /// Claims room for as many flows.
+    fn room_for(most: usize) -> Self {
+        let stand = Stand::new(&["--flow-table", SLOTS]);
+        let maps = maps(stand.slipgate.pins());
+        let mut slots = Vec::new();
+        for owner in OWNERS {
+            while slots.len() < most
+                && let Some((chunk, _)) = maps.claim_chunk(owner, 0)
+            {
+                assert_eq!(chunk.len(), SLOTS_PER_CHUNK as usize);
+                slots.extend(chunk);
+            }
+        }
+        assert!(slots.len() >= most);
+        let id = |row: u16| {
+            let vm = maps.vm(VmRow::new(row));
+            vm.map_or(0, |vm| vm.id().load(Relaxed))
+        };
+        let row = (0..8).find(|row| id(*row) != 0).expect("the stand's VM");
+        Self {
+            vm: (row, id(row)),
+            stand,
+            maps,
+            slots,
+            live: 0,
+        }
+    }
+
+    /// Adds flows up to this number.
+    fn fill(&mut self, count: usize) {
+        for (at, index) in self.slots.iter().enumerate().take(count).skip(self.live) {
+            let slot = self.maps.slot(SlotIndex::new(*index)).unwrap();
+            let flow = flow(at as u32, self.vm.0, self.vm.1);
+            // SAFETY: an element of SLOTS, of a chunk that is this test's.
+            unsafe { slot.as_ptr().write(flow) };
+        }
+        self.live = count;
+    }
+}
+
+/// `slipgate flows | head -1`, where the rest is more than a pipe holds.
+#[test]
+fn flows_whose_reader_leaves_after_a_line_end_in_silence() {
+    require_root_and_tun!();
+    const FLOWS: usize = 10_000;
+    let mut filled = Filled::room_for(FLOWS);
+    filled.fill(FLOWS);
+    let stand = &filled.stand;
+    for (args, first) in [
+        (&["flows"][..], "ID "),
+        (&["flows", "--json"], "[\n"),
+        (&["flows", "--sort", "vm"], "ID "),
+        (&["flows", "--watch"], "ID "),
+    ] {
+        let mut command = stand.slipgate.command(args).unwrap();
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = stand.world.host.spawn(command).unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        drop(out);
+        let ended = child.wait_with_output().unwrap();
+        assert!(line.starts_with(first), "{args:?}: {line:?}");
+        assert!(ended.status.success(), "{args:?}: {ended:?}");
+        assert!(ended.stderr.is_empty(), "{args:?}: {ended:?}");
+    }
+    // One that stays gets all of them.
+    let all = stand.slipgate.run(&["flows"]).unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&all).lines().count(), FLOWS + 1);
+    assert_eq!(stand.slipgate.flows().unwrap().len(), FLOWS);
+}
+
 #[test]
 #[ignore = "a measurement"]
 fn measure_readers_of_a_full_table() {
     require_root_and_tun!();
-    let stand = Stand::new(&["--flow-table", SLOTS]);
-    let maps = maps(stand.slipgate.pins());
-    let mut slots = Vec::new();
-    for owner in OWNERS {
-        while let Some((chunk, _)) = maps.claim_chunk(owner, 0) {
-            assert_eq!(chunk.len(), SLOTS_PER_CHUNK as usize);
-            slots.extend(chunk);
-            if slots.len() >= COUNTS[1] {
-                break;
-            }
-        }
-    }
-    let id = |row: u32| {
-        maps.vm(VmRow::new(row as u16))
-            .map_or(0, |vm| vm.id().load(Relaxed))
-    };
-    let row = (0..8).find(|row| id(*row) != 0).expect("the stand's VM");
-    let mut live = 0;
+    let mut filled = Filled::room_for(COUNTS[1]);
     for count in COUNTS {
-        for (at, index) in slots.iter().enumerate().take(count).skip(live) {
-            let slot = maps.slot(SlotIndex::new(*index)).unwrap();
-            let flow = flow(at as u32, row as u16, id(row));
-            // SAFETY: an element of SLOTS, of a chunk that is this test's.
-            unsafe { slot.as_ptr().write(flow) };
-        }
-        live = count;
+        filled.fill(count);
+        let stand = &filled.stand;
         for args in [
             &["flows"][..],
             &["flows", "--json"],

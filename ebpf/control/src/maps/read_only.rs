@@ -239,3 +239,7 @@ impl Memory {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "read_only_test.rs"]
+mod tests;
