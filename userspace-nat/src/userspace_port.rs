@@ -183,7 +183,7 @@ impl<T: MemoryTables> Out<'_, T> {
                 false
             }
             End::Redirected(PORT) => {
-                if self.queue.len() < MOST_QUEUED {
+                if self.has_place() {
                     self.queue.push_back(frame.to_vec());
                 }
                 false
@@ -191,6 +191,11 @@ impl<T: MemoryTables> Out<'_, T> {
             End::Redirected(_) => true,
             End::Dropped(_) | End::Discarded | End::Copied | End::Passed => false,
         }
+    }
+
+    /// Whether one more frame may wait for the engine.
+    fn has_place(&self) -> bool {
+        self.queue.len() < MOST_QUEUED
     }
 
     /// Counts a frame that the guest's link did not take, `len` bytes with both headers.
@@ -345,11 +350,12 @@ impl<T: MemoryTables> UserspacePort<T> {
         };
         if let Some(rest) = rest {
             if matches!(end, End::Redirected(GUEST | PORT)) {
+                let is_lost = matches!(end, End::Redirected(PORT)) && !out.has_place();
                 let (_, behind) = buffer[..len].split_at_mut(len - rest_len);
-                match rest.copy_to(behind) {
+                match is_lost || rest.copy_to(behind) {
                     true => out.pass_on(end, &buffer[..len]),
                     // Its place was checked.
-                    false => return out.count_of_guest(DropReason::Malformed, single(len - L3_AT)),
+                    false => return out.count_lost(DropReason::Malformed, vnet, len),
                 };
             } else if out.pass_on(end, bytes)
                 && let Ok(packet) = Packet::parse_beginning(&bytes[L3_AT..], rest_len)
@@ -399,7 +405,8 @@ impl<T: MemoryTables> UserspacePort<T> {
                         self.handle(len, Some(&rest), GUEST, now_ns);
                     }
                     if let GuestLink::Rings(link) = &mut self.link {
-                        link.finish(rest);
+                        let broken = link.finish(rest);
+                        self.received(broken, now_ns);
                     }
                 }
                 GuestLink::Stream(_) => {

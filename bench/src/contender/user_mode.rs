@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::{
     fcntl::{OFlag, open},
     mount::{MsFlags, mount},
@@ -179,5 +179,30 @@ fn mount_namespace(namespace: &CStr) -> nix::Result<()> {
 
 fn named_pasta() -> Result<PathBuf> {
     let named = env::var_os(PASTA).map(PathBuf::from);
-    named.with_context(|| format!("{PASTA} names no binary"))
+    let named = named.with_context(|| format!("{PASTA} names no binary"))?;
+    check_reach(&named)?;
+    Ok(named)
 }
+
+/// Checks that a named pasta is found behind the mount at [`MOUNT_POINT`].
+fn check_reach(named: &Path) -> Result<()> {
+    // One that is missing is named where it is started.
+    let file = named.canonicalize().unwrap_or_default();
+    let hidden = Path::new(OsStr::from_bytes(MOUNT_POINT.to_bytes()));
+    // A path may lead through it to a file elsewhere.
+    let through = std::path::absolute(named)?;
+    ensure!(
+        ![&*file, &*through]
+            .iter()
+            .any(|path| path.starts_with(hidden)),
+        "{PASTA}={} is below {}, where the benchmark mounts a file system of its own for it: copy it \
+         elsewhere",
+        named.display(),
+        hidden.display()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "user_mode_test.rs"]
+mod tests;

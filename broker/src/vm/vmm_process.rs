@@ -30,6 +30,10 @@ const MADE_WITHIN: Duration = Duration::from_secs(60);
 /// Time within which it has to stop one, which includes writing the guest's remaining output.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
 
+/// What to do about a host that refuses a part of the jail.
+const WITHOUT_JAIL: &str =
+    "see `slipgate doctor`, or leave it out: the VMM has its other confinement";
+
 /// A running VMM. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct VmmProcess {
@@ -85,10 +89,8 @@ impl VmmProcess {
         refused: &anyhow::Error,
     ) -> anyhow::Result<Self> {
         if bounds.requires_jail {
-            let remedy =
-                "see `slipgate doctor`, or leave it out: the VMM has its other confinement";
             let why = format!("the VMM can't have namespaces of its own: {refused:#}");
-            return Err(ConfigError::new("--jail", "required", why, remedy).into());
+            return Err(ConfigError::new("--jail", "required", why, WITHOUT_JAIL).into());
         }
         tracing::warn!(
             "the VMM has no namespaces of its own ({refused:#}); `slipgate doctor` says why, --jail \
@@ -182,7 +184,10 @@ impl VmmProcess {
                     let Some((flag, value)) = given else {
                         bail!("the machine can't be made: {why}");
                     };
-                    let remedy = "the machine can't be made with it";
+                    let remedy = match flag {
+                        "--jail" => WITHOUT_JAIL,
+                        _ => "the machine can't be made with it",
+                    };
                     return Err(ConfigError::new(flag, value, why, remedy).into());
                 }
                 Some(

@@ -87,8 +87,10 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     write_from_the_background();
     let refused = sandbox::enter(broker, args.user, jail.in_namespaces)?;
     let confined_at_us = monotonic_us();
-    let Some(ToVmm::Start(start)) = channel.receive()? else {
-        bail!("the broker ended before it sent the machine's settings");
+    let start = match channel.receive()? {
+        Some(ToVmm::Start(start)) => start,
+        Some(_) => bail!("the broker sent another message in the place of the machine's settings"),
+        None => bail!("the broker ended before it sent the machine's settings"),
     };
     let told_at_us = monotonic_us();
     if let Some(refused) = refused.map(anyhow::Error::from) {

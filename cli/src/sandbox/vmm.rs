@@ -204,6 +204,7 @@ const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_s
 
 /// System calls that write a snapshot, read the one that it differs from, and answer the broker.
 const SNAPSHOT: &[libc::c_long] = &[
+    libc::SYS_lseek,
     libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_ftruncate,

@@ -155,6 +155,7 @@ fn each_thread_has_its_own_calls() {
         (libc::SYS_fdatasync, &[disk, Thread::Orders]),
         (libc::SYS_pwrite64, &[Thread::Orders]),
         (libc::SYS_pread64, &[Thread::Orders]),
+        (libc::SYS_lseek, &[Thread::Orders]),
         (libc::SYS_ftruncate, &[Thread::Orders]),
         (libc::SYS_sync_file_range, &[Thread::Orders]),
         (

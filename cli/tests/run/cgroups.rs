@@ -10,11 +10,11 @@ use slipgate_testbed::{MicroVm, left_out, require_kvm, require_root_and_tun, sig
 use crate::{Bed, WAIT, payload::Payload};
 
 /// A cgroup of the test's own, which goes with it.
-struct Parent(PathBuf);
+pub(crate) struct Parent(pub(crate) PathBuf);
 
 impl Parent {
     /// `None`: this host has no cgroup v2, or not to make one in.
-    fn make(name: &str) -> Option<Self> {
+    pub(crate) fn make(name: &str) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let line = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
         let root = Path::new(line.split_whitespace().nth(4)?);
@@ -28,7 +28,7 @@ impl Parent {
         there.split_whitespace().any(|it| it == controller)
     }
 
-    fn children(&self) -> Vec<PathBuf> {
+    pub(crate) fn children(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).unwrap().flatten();
         entries
             .map(|entry| entry.path())

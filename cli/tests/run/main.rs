@@ -11,6 +11,7 @@ mod fleet_of_clones;
 mod generations;
 mod huge_pages;
 mod jail;
+mod jail_refused;
 mod joined;
 mod limits;
 mod ordered_by_api;

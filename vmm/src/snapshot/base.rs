@@ -4,7 +4,8 @@
 //! A snapshot may be made from a *base*: its file of memory has the pages that differ from the base's,
 //! and its state says which those are ([`Runs`]) and which snapshot is the base ([`SnapshotId`]). What
 //! differs is found by comparing all memory with the base's files, so it does not matter who wrote a
-//! page, the guest or a device, nor what happened between the two snapshots. The pages are listed, and
+//! page, the guest or a device, nor what happened between the two snapshots. The holes of the base's
+//! file are zeroes without a read. The pages are listed, and
 //! not known by the holes of the sparse file: a page of zeroes may differ too, and who copies a file
 //! may make holes or fill them.
 //!
@@ -12,7 +13,12 @@
 //! is mapped, and the runs of each one above it over that, from its own file. Each run is a mapping, of
 //! which the kernel permits a process 65,530, and a mapping amid another splits that: so runs that are
 //! near to each other are joined, with the pages between them, until there are at most [`MAX_RUNS`].
-use std::{fmt, fs::File, os::unix::fs::FileExt as _};
+use std::{
+    fmt,
+    fs::File,
+    io,
+    os::{fd::AsRawFd as _, unix::fs::FileExt as _},
+};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -233,7 +239,7 @@ impl Layers {
     pub(crate) fn read(&self, buffer: &mut [u8], at: u64) -> Result<(), SnapshotError> {
         let failed = SnapshotError::file("read the memory of the base");
         let end = at + buffer.len() as u64;
-        self.lowest.read_exact_at(buffer, at).map_err(&failed)?;
+        read_sparse(&self.lowest, buffer, at).map_err(&failed)?;
         for (file, runs) in &self.above {
             for (from, until) in runs.within(at, end) {
                 let part = &mut buffer[(from - at) as usize..(until - at) as usize];
@@ -241,6 +247,49 @@ impl Layers {
             }
         }
         Ok(())
+    }
+}
+
+/// Reads a part of a sparse file, which has all of it. Its holes are not read: the host would allocate
+/// a page of its cache for each page of a hole, and fill it with zeroes.
+fn read_sparse(file: &File, buffer: &mut [u8], at: u64) -> io::Result<()> {
+    let end = at + buffer.len() as u64;
+    // What is behind the file's end is missing, and no hole.
+    if seek(file, libc::SEEK_END, 0)?.is_none_or(|length| length < end) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut done = at;
+    while done < end {
+        let data = seek(file, libc::SEEK_DATA, done)?.map_or(end, |data| data.clamp(done, end));
+        buffer[(done - at) as usize..(data - at) as usize].fill(0);
+        if data == end {
+            break;
+        }
+        // A file system that says that a hole begins where data does is not believed.
+        let hole = seek(file, libc::SEEK_HOLE, data)?.filter(|hole| (data + 1..end).contains(hole));
+        let hole = hole.unwrap_or(end);
+        file.read_exact_at(
+            &mut buffer[(data - at) as usize..(hole - at) as usize],
+            data,
+        )?;
+        done = hole;
+    }
+    Ok(())
+}
+
+/// Returns where a file's next data or hole is, from this offset on, or its end. `None`: there is no
+/// more data. A file system that knows of no holes answers that all is data.
+fn seek(file: &File, whence: libc::c_int, from: u64) -> io::Result<Option<u64>> {
+    let at = i64::try_from(from).map_err(io::Error::other)?;
+    // SAFETY: the descriptor is open, and nothing else is passed but numbers. The offset that it moves
+    // is nobody's: every read of the file names its own.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
+    match u64::try_from(found) {
+        Ok(found) => Ok(Some(found)),
+        Err(_) => match io::Error::last_os_error() {
+            e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            e => Err(e),
+        },
     }
 }
 
@@ -254,7 +303,7 @@ fn read_base(file: &File) -> Result<(super::MachineState, SnapshotId), SnapshotE
         match file.read_at(&mut bytes[length..], length as u64) {
             Ok(0) => break,
             Ok(read) => length += read,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(failed(e)),
         }
     }

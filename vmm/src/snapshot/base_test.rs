@@ -200,6 +200,59 @@ fn differences_lie_on_both_sides_of_the_hole() {
 }
 
 #[test]
+fn holes_of_a_base_are_read_without_taking_the_hosts_memory() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(BYTES).unwrap();
+    let data = [(2, b"first"), (3, b"joins"), (900, b"later")];
+    for (page, text) in data {
+        file.write_all_at(text, page * PAGE_SIZE).unwrap();
+    }
+    let layers = Layers {
+        lowest: file.try_clone().unwrap(),
+        above: Vec::new(),
+    };
+    let mut expected = vec![0; BYTES as usize];
+    for (page, text) in data {
+        let at = (page * PAGE_SIZE) as usize;
+        expected[at..at + text.len()].copy_from_slice(text);
+    }
+    // Pieces that begin and end in data and in holes, within a page, and at the end of the file.
+    let mut read = vec![0xff; BYTES as usize];
+    for (at, end) in [(0, 8194), (8194, 4 << 20), (4 << 20, BYTES)] {
+        layers
+            .read(&mut read[at as usize..end as usize], at)
+            .unwrap();
+    }
+    assert!(read == expected);
+    let behind = layers.read(&mut [0; 2], BYTES - 1);
+    assert!(matches!(behind, Err(SnapshotError::File { .. })));
+    // A file system may have more than the pages of the data, ahead of reads, but not all.
+    let cached = cached_pages(&file);
+    assert!(cached < BYTES / PAGE_SIZE / 2, "{cached} pages are cached");
+}
+
+/// Number of a file's pages in the host's cache.
+fn cached_pages(file: &File) -> u64 {
+    let mut is_cached = vec![0u8; (BYTES / PAGE_SIZE) as usize];
+    // SAFETY: a new mapping of an open file, which nobody reads; `is_cached` has a byte for each page.
+    unsafe {
+        let (length, fd) = (BYTES as usize, file.as_raw_fd());
+        let map = libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            fd,
+            0,
+        );
+        assert_ne!(map, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(map, length, is_cached.as_mut_ptr()), 0);
+        libc::munmap(map, length);
+    }
+    is_cached.iter().filter(|page| **page & 1 == 1).count() as u64
+}
+
+#[test]
 fn a_stop_is_heard_while_memory_is_compared() {
     let ram = memory::create(BYTES).unwrap();
     let lowest = Saved::whole(&ram, 1);

@@ -97,8 +97,10 @@ impl<C> Mailbox<C> {
 }
 
 impl<C> Inbox<C> {
-    /// Returns an eventfd that is signalled when a command arrives. Watch it edge-triggered, or
-    /// [quiet](Inbox::quiet) it before the next command is taken.
+    /// Returns an eventfd that is signalled when a command arrives. Watch it edge-triggered; or
+    /// [quiet](Inbox::quiet) it before the next command is taken; or quiet it only behind a wait that it
+    /// has ended, and take commands at any time: the signal of one that was taken before then ends the
+    /// next wait at once, in vain.
     pub(super) fn descriptor(&self) -> RawFd {
         self.bell.event.as_raw_fd()
     }

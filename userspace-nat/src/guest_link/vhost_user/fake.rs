@@ -184,7 +184,7 @@ impl FakeVmm {
             into[len - rest.len()..len].fill(0xee);
             let is_copied = rest.copy_to(&mut into[len - rest.len()..len]);
             assert!(is_copied, "it was checked");
-            self.link.finish(rest);
+            assert_eq!(self.link.finish(rest), Packet::Nothing);
         }
         packet
     }

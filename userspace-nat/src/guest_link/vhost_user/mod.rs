@@ -261,9 +261,8 @@ impl RingLink {
                     let (header, frame) = into[..len].split_at_mut(VNET_LEN);
                     let vnet = header.first_chunk().map(VirtioNetHdr::decode);
                     let Some(vnet) = vnet.and_then(|vnet| sound(vnet, frame)) else {
-                        if let Some(rest) = rest {
-                            ring.finish(&memory.guest, rest);
-                        }
+                        // What breaks the ring here is counted with the frame.
+                        let _ = rest.map(|rest| ring.finish(&memory.guest, rest));
                         return (Packet::Malformed(len), None);
                     };
                     header.copy_from_slice(&vnet.encode());
@@ -287,12 +286,21 @@ impl RingLink {
     }
 
     /// Is done with the frame that [`RingLink::next`] returned with this rest: the guest has its buffers
-    /// back.
-    pub fn finish(&mut self, rest: Rest) {
-        if let Some(vmm) = &mut self.vmm
-            && let Some(memory) = &vmm.memory
-        {
-            vmm.rings[TX].finish(&memory.guest, rest);
+    /// back. Returns what is to be counted: nothing, unless its driver has broken the ring.
+    pub fn finish(&mut self, rest: Rest) -> Packet {
+        let Some(vmm) = &mut self.vmm else {
+            return Packet::Nothing;
+        };
+        let Some(memory) = &vmm.memory else {
+            return Packet::Nothing;
+        };
+        match vmm.rings[TX].finish(&memory.guest, rest) {
+            Ok(()) => Packet::Nothing,
+            Err(Broken) => {
+                vmm.has_input = false;
+                tracing::debug!("the guest's driver has broken its ring");
+                Packet::Malformed(0)
+            }
         }
     }
 

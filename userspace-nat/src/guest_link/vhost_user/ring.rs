@@ -270,15 +270,18 @@ impl Ring {
     }
 
     /// Gives back the chain of the frame that was taken last, whose rest this is.
-    pub(super) fn finish(&mut self, memory: &GuestMemoryMmap, rest: Rest) {
+    pub(super) fn finish(&mut self, memory: &GuestMemoryMmap, rest: Rest) -> Result<(), Broken> {
         self.counts.direct += rest.sent() as u64;
         self.rest = rest.into_buffers();
         let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
-            return;
+            return Ok(());
         };
-        if let Some(head) = self.open.take() {
-            self.is_broken |= give_back(queue, memory, head, 0).is_err();
-        }
+        let given = match self.open.take() {
+            Some(head) => give_back(queue, memory, head, 0),
+            None => Ok(()),
+        };
+        self.is_broken |= given.is_err();
+        given
     }
 
     /// Puts a frame into the ring, behind its header of [`VNET_LEN`] bytes.

@@ -1,7 +1,7 @@
-use std::{net::SocketAddr, os::fd::AsRawFd as _};
+use std::{net::SocketAddr, os::fd::AsRawFd as _, sync::Arc};
 
 use slipgate_abi::Ip4;
-use vm_memory::{Bytes as _, GuestAddress};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::{
     fake::{ALL, CHAINS, FakeVmm, MEMORY, MEMORY_LEN},
@@ -516,7 +516,7 @@ fn of_a_long_segment_the_headers_are_copied_once_and_the_rest_stays() {
     assert!(rest.copy_to(&mut into[here..frame.len()]));
     assert_eq!(into[..here], frame[..here], "they are not read again");
     assert_eq!(into[here..frame.len()], other[..rest.len()]);
-    vmm.link.finish(rest);
+    assert_eq!(vmm.link.finish(rest), Packet::Nothing);
     vmm.turn();
     assert_eq!(vmm.used(TX), [(0, 0)]);
     assert_eq!(vmm.next(&mut into), Packet::Nothing);
@@ -590,4 +590,18 @@ fn a_long_frame_with_a_header_that_is_refused_is_given_back() {
     );
     vmm.turn();
     assert_eq!(vmm.used(TX), [(3, 0)]);
+}
+
+#[test]
+fn a_ring_that_is_broken_when_a_rest_is_given_back_is_counted() {
+    let mut vmm = ready(ALL);
+    long_frame(&mut vmm, 0);
+    let mut into = vec![0; MAX_FRAME];
+    let rest = vmm.next_beginning(&mut into).1.expect("a rest");
+    // The used ring is nowhere any more.
+    let other = GuestMemoryMmap::from_ranges(&[(GuestAddress(1 << 40), 4_096)]).unwrap();
+    let known = vmm.link.vmm.as_mut().and_then(|vmm| vmm.memory.as_mut());
+    known.unwrap().guest = Arc::new(other);
+    assert_eq!(vmm.link.finish(rest), Packet::Malformed(0));
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
 }
