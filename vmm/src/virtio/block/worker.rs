@@ -175,7 +175,8 @@ impl Worker {
             let found = self.finds_work(&serving.ring, &mut look)?;
             self.patience.looked(&look);
             // Without room for a request there is no use in being notified of one.
-            if !found && !(self.has_room() && serving.ring.listen()?) {
+            let has_more = found || (self.has_room() && serving.ring.listen()?);
+            if !has_more {
                 self.sleep(kick, None, Some(look.since()), &serving)?;
             }
         }

@@ -65,8 +65,8 @@ unsafe fn carry_out(fd: RawFd, operation: &Operation) -> i32 {
         return -libc::EINVAL;
     };
     match operation.action {
-        // SAFETY: as the caller promises.
         Action::Read { pieces, count } => {
+            // SAFETY: as the caller promises.
             result_of(|| unsafe { libc::preadv(fd, pieces, count as i32, offset) })
         }
         Action::Write {
