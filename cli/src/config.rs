@@ -1,6 +1,7 @@
 //! Command line to checked [`Config`]. Except for reading a policy file, nothing here touches the
 //! system: the roles find out what depends on the machine (whether the TAP exists, whether the port
 //! is free).
+mod disk;
 mod file;
 pub(crate) mod joined;
 mod machine;

@@ -42,7 +42,7 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
     for flag in [
         "--kernel <FILE>",
         "--initrd <FILE>",
-        "--disk <FILE[,ro][,iops=N][,bandwidth=BYTES]>",
+        "--disk <FILE[,ro][,cache=MODE][,iops=N][,bandwidth=BYTES]>",
         "--vsock <CID,SOCKET>",
         "--cmdline <TEXT>",
         "--cpus <N>",

@@ -18,6 +18,7 @@
 //! fill MIB                           fill so much memory with bytes of its own, and keep it
 //! disk N write|check BYTES           predictable bytes to the start of disk N, and a flush; or they
 //!                                    are read and checked. Done first, in order
+//! disk N discard|zero BYTES          the start of disk N is discarded, or made zeroes
 //! disk N random BYTES COUNT [xM]     COUNT reads of 4 KiB at random places of such BYTES, M at once (up
 //!                                    to 32), and each checked
 //! vsock echo PORT N                  on a port of vsock, send back what comes, until N connections of
@@ -68,7 +69,7 @@ const USAGES: &[&str] = &[
     "reset",
     "wait TIME, as wait 60ms",
     "fill MIB",
-    "disk N write|check BYTES, or disk N random BYTES COUNT [xM]",
+    "disk N write|check|discard|zero BYTES, or disk N random BYTES COUNT [xM]",
     "vsock echo PORT N, or vsock sink|source PORT N BYTES",
     "balloon report MIB|follow TIME, as balloon follow 5s",
     "selftest",
@@ -176,7 +177,7 @@ pub enum Workload {
         /// How much, MiB.
         mib: u32,
     },
-    /// Writes predictable bytes to a disk or checks them, before the network is used.
+    /// Writes predictable bytes to a disk, checks them, or clears its start, before the network is used.
     Disk {
         /// Number of the disk, in the order of the PCI bus.
         number: u32,
@@ -306,6 +307,10 @@ pub enum DiskWork {
     Write,
     /// Reads and checks the bytes.
     Check,
+    /// Discards the bytes.
+    Discard,
+    /// Makes the bytes zeroes.
+    Zero,
     /// Reads and checks 4 KiB at random places.
     Random {
         /// Number of reads.

@@ -16,7 +16,7 @@ fn every_workload_is_read() {
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2; stream 10.1.0.2:9 5 mixed x64;\
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; fill 3; wait 0; wait 60ms;\
-        wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024;\
+        wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024; disk 1 discard 512; disk 1 zero 1536;\
         disk 2 random 8192 9; disk 2 random 4096 7 x32; vsock echo 5 3; vsock sink 6 1 70000;\
         vsock source 7 2 4096; balloon report 16; balloon follow 2s; selftest;;";
     let target = || server("10.1.0.2", 9);
@@ -97,6 +97,8 @@ fn every_workload_is_read() {
             },
             disk(0, DiskWork::Write, 512),
             disk(1, DiskWork::Check, 1024),
+            disk(1, DiskWork::Discard, 512),
+            disk(1, DiskWork::Zero, 1536),
             disk(2, random(9, 1), 8192),
             disk(2, random(7, 32), 4096),
             vsock(VsockService::Echo, 5, 3),
@@ -168,7 +170,10 @@ fn what_is_wrong_is_named() {
         ),
         ("disk 0 random 4096 0", "`0` is not how many reads"),
         ("disk 0 random 4096 9 x33", "x33 is not x1 to x32"),
-        ("disk 0 read", "`write`, `check` or `random` is due"),
+        (
+            "disk 0 read",
+            "`write`, `check`, `discard`, `zero` or `random` is due",
+        ),
         (
             "vsock send 5",
             "`echo`, `sink` or `source` is due where `send` is; it is `vsock echo PORT N, or",

@@ -148,9 +148,32 @@ pub struct VmmDisk<F = OwnedFd> {
     pub file: F,
     /// Whether the guest's writes are refused; the file is open for reading only then.
     pub read_only: bool,
+    /// When the guest's writes become stable.
+    #[serde(default)]
+    pub cache: DiskCache,
     /// Most that its requests transfer.
     #[serde(default)]
     pub rate: RateLimit,
+}
+
+/// When what a guest writes to a disk is on the host's medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskCache {
+    /// With the guest's next flush.
+    #[default]
+    WriteBack,
+    /// Before each write is answered.
+    WriteThrough,
+    /// When the host likes: flushes are answered at once.
+    Unsafe,
+}
+
+impl DiskCache {
+    /// Returns whether it is [`DiskCache::WriteBack`], which need not be said.
+    pub fn is_write_back(&self) -> bool {
+        *self == Self::WriteBack
+    }
 }
 
 /// Rate limits of a network card.
@@ -304,6 +327,6 @@ maps_descriptors!(struct VmmStart {
     vsock: optional,
     vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cmdline, mac, mtu, console_bytes,
 });
-maps_descriptors!(struct VmmDisk { file: fd, read_only, rate });
+maps_descriptors!(struct VmmDisk { file: fd, read_only, cache, rate });
 carries_descriptors!(ToVmm);
 carries_none!(FromVmm);

@@ -11,7 +11,7 @@ use nix::{
     unistd::{AccessFlags, access, geteuid},
 };
 use serde::{Deserialize, Deserializer, Serialize};
-use slipgate_ipc::vmm::{NetRates, RateLimit};
+use slipgate_ipc::vmm::{DiskCache, NetRates, RateLimit};
 
 use super::{Config, parse_mac};
 
@@ -111,6 +111,9 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// Whether the guest's writes are refused.
     pub read_only: bool,
+    /// When the guest's writes become stable.
+    #[serde(default, skip_serializing_if = "DiskCache::is_write_back")]
+    pub cache: DiskCache,
     /// Most that its requests transfer.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub rate: RateLimit,

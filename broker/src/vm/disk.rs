@@ -5,7 +5,7 @@ use std::{
     os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
 };
 
-use slipgate_ipc::vmm::RateLimit;
+use slipgate_ipc::vmm::{DiskCache, RateLimit};
 use slipgate_policy::document::ConfigError;
 
 use crate::config::DiskSpec;
@@ -18,6 +18,7 @@ const SECTOR_BYTES: u64 = 512;
 pub(crate) struct OpenDisk {
     pub(crate) file: File,
     pub(crate) read_only: bool,
+    pub(crate) cache: DiskCache,
     pub(crate) rate: RateLimit,
 }
 
@@ -30,6 +31,7 @@ pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
     let DiskSpec {
         path,
         read_only,
+        cache,
         rate,
     } = disk;
     let refused = |problem: String, remedy: &str| {
@@ -71,6 +73,7 @@ pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
         Ok(()) => Ok(OpenDisk {
             file,
             read_only: *read_only,
+            cache: *cache,
             rate: *rate,
         }),
         Err(TryLockError::WouldBlock) => Err(refused(

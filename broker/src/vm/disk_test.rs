@@ -6,6 +6,7 @@ fn spec(path: &Path, read_only: bool) -> DiskSpec {
     DiskSpec {
         path: path.to_owned(),
         read_only,
+        cache: DiskCache::default(),
         rate: RateLimit::default(),
     }
 }

@@ -273,11 +273,13 @@ impl From<OpenDisk> for VmmDisk {
         let OpenDisk {
             file,
             read_only,
+            cache,
             rate,
         } = disk;
         Self {
             file: file.into(),
             read_only,
+            cache,
             rate,
         }
     }

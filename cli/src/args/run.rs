@@ -20,10 +20,11 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac", "balloon", "huge_pages"])]
     pub(crate) restore: Option<PathBuf>,
     /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
-    /// several times; with --restore: other files in the place of the snapshot's. iops= and
-    /// bandwidth= limit its requests and bytes: N[/TIME][+BURST], like 1000 (a second), 10M/100ms,
-    /// 10M+200M (200M more once, at the beginning)
-    #[arg(long, value_name = "FILE[,ro][,iops=N][,bandwidth=BYTES]")]
+    /// several times; with --restore: other files in the place of the snapshot's. cache= says when its
+    /// writes are stable: writeback (with the guest's flush), writethrough (each before its answer) or
+    /// unsafe (when the host likes). iops= and bandwidth= limit its requests and bytes:
+    /// N[/TIME][+BURST], like 1000 (a second), 10M/100ms, 10M+200M (200M more once, at the beginning)
+    #[arg(long, value_name = "FILE[,ro][,cache=MODE][,iops=N][,bandwidth=BYTES]")]
     pub(crate) disk: Vec<String>,
     /// Stream connections between guest and host (vsock): the guest's address, from 3 on, and the
     /// path of a Unix socket, to which programs connect and write `CONNECT PORT`; with --restore:
@@ -94,7 +95,8 @@ pub(crate) struct RunArgs {
     /// Most of the VMM's memory that is swapped out, bytes; or with a unit; 0: none
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "cgroup", allow_negative_numbers = true)]
     pub(crate) swap_max: Option<u64>,
-    /// Most threads of the VMM: one for each CPU, queue pair and disk, and some ten more
+    /// Most threads of the VMM: one for each CPU, queue pair and queue of a disk
+    /// (one for each CPU, up to 8), and some ten more
     #[arg(long, value_name = "N", value_parser = whole_number, requires = "cgroup", allow_negative_numbers = true)]
     pub(crate) pids_max: Option<u32>,
     /// Most that the guest prints to a console that is a file, bytes; or with a unit: K, M, G. What

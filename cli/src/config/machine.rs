@@ -9,7 +9,9 @@ use slipgate_ipc::{engine::OnExit, vmm::NetRates};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
 use super::{
-    checked, network, rate,
+    checked,
+    disk::disks,
+    network, rate,
     userspace::{self, LEAVE_OUT, NOT_YET},
 };
 use crate::args::{Jail, OnReboot, RunArgs};
@@ -209,12 +211,13 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
     }
     let disks = disks(&args.disk)?;
     if !disks.is_empty() {
-        let kinds =
-            |disks: &[DiskSpec]| disks.iter().map(|disk| disk.read_only).collect::<Vec<_>>();
+        let kind = |disk: &DiskSpec| (disk.read_only, disk.cache);
+        let kinds = |disks: &[DiskSpec]| disks.iter().map(kind).collect::<Vec<_>>();
         if kinds(&disks) != kinds(&machine.disks) {
             let (given, there) = (disks.len(), machine.disks.len());
             let problem = format!("{given} disks were given in the place of {there}");
-            let remedy = "give a --disk for each of the snapshot's, with ,ro where it has that";
+            let remedy =
+                "give a --disk for each of the snapshot's, with ,ro and ,cache= where it has those";
             return Err(refused(problem, remedy));
         }
         machine.disks = disks;
@@ -255,33 +258,6 @@ fn booted(
         named_by_tap: false,
         tap: String::new(),
     })
-}
-
-/// Parses disks: each is `FILE[,ro][,iops=N][,bandwidth=BYTES]`.
-fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
-    if let Some(beyond) = given.get(MAX_DISKS) {
-        let problem = format!("a machine has {MAX_DISKS} disks at most");
-        return Err(ConfigError::new(
-            "--disk",
-            beyond,
-            problem,
-            "leave some out",
-        ));
-    }
-    let disk = |text: &String| {
-        let (path, read_only, rate) = rate::of_disk(text)?;
-        if path.is_empty() {
-            let problem = "there is no file in it";
-            let remedy = "give a raw image, like disk.img or disk.img,ro";
-            return Err(ConfigError::new("--disk", text, problem, remedy));
-        }
-        Ok(DiskSpec {
-            path: path.into(),
-            read_only,
-            rate,
-        })
-    };
-    given.iter().map(disk).collect()
 }
 
 /// Whether the memory is of huge pages.

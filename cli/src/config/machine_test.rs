@@ -204,6 +204,7 @@ fn disk(_: usize) -> DiskSpec {
     DiskSpec {
         path: "/disk".into(),
         read_only: false,
+        cache: slipgate_ipc::vmm::DiskCache::default(),
         rate: slipgate_ipc::vmm::RateLimit::default(),
     }
 }

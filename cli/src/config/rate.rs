@@ -43,26 +43,13 @@ fn direction(flag: &'static str, text: &str) -> Result<RateLimit, ConfigError> {
     Ok(limit)
 }
 
-/// Takes the options of `--disk` away from the end of its text: what is left is the file. A file's
-/// name may have commas.
-pub(super) fn of_disk(text: &str) -> Result<(&str, bool, RateLimit), ConfigError> {
-    let (mut path, mut read_only, mut limit) = (text, false, RateLimit::default());
-    while let Some((before, option)) = path.rsplit_once(',') {
-        let known = match option.split_once('=') {
-            Some(("iops", rate)) => set(&mut limit.operations, "--disk", option, rate, &[])?,
-            Some(("bandwidth", rate)) => set(&mut limit.bytes, "--disk", option, rate, BYTE_UNITS)?,
-            None if option == "ro" => {
-                read_only = true;
-                true
-            }
-            _ => false,
-        };
-        if !known {
-            break;
-        }
-        path = before;
+/// Takes an option of `--disk` that is a limit. Returns whether it is one.
+pub(super) fn set_of_disk(limit: &mut RateLimit, option: &str) -> Result<bool, ConfigError> {
+    match option.split_once('=') {
+        Some(("iops", rate)) => set(&mut limit.operations, "--disk", option, rate, &[]),
+        Some(("bandwidth", rate)) => set(&mut limit.bytes, "--disk", option, rate, BYTE_UNITS),
+        _ => Ok(false),
     }
-    Ok((path, read_only, limit))
 }
 
 fn set(

@@ -50,16 +50,3 @@ fn what_is_no_rate_is_refused_with_the_form() {
         assert!(error.contains("give "), "{text}: {error}");
     }
 }
-
-#[test]
-fn a_disks_options_follow_its_file() {
-    let none = RateLimit::default();
-    assert_eq!(of_disk("a,b.img").unwrap(), ("a,b.img", false, none));
-    assert_eq!(of_disk("a,ro,b,ro").unwrap(), ("a,ro,b", true, none));
-    let (path, read_only, limit) = of_disk("a,iops=100/100ms,ro,bandwidth=1M+2M").unwrap();
-    assert_eq!((path, read_only), ("a", true));
-    assert_eq!(limit.operations, bucket(100, 100, 0));
-    assert_eq!(limit.bytes, bucket(1 << 20, 1_000, 2 << 20));
-    let error = of_disk("a,iops=fast").unwrap_err().to_string();
-    assert!(error.contains("--disk iops=fast"), "{error}");
-}

@@ -25,8 +25,8 @@ use slipgate_ipc::{
     channel::Channel,
     client::SnapshotBase,
     vmm::{
-        FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot,
-        VmmStart, VmmTimes,
+        DiskCache, FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd, VmmOrder,
+        VmmSnapshot, VmmStart, VmmTimes,
     },
 };
 use slipgate_vmm::{
@@ -38,7 +38,7 @@ use slipgate_vmm::{
     thread,
     virtio::{
         balloon::BalloonConfig,
-        block::DiskConfig,
+        block::{Cache, DiskConfig, MAX_QUEUES},
         net::{NetConfig, NetRates},
         rate::{BucketConfig, RateConfig},
         vsock::VsockConfig,
@@ -260,7 +260,9 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         origin,
         devices: Devices {
             net: Some(net),
-            disks: start.disks.into_iter().map(disk).collect(),
+            disks: (start.disks.into_iter())
+                .map(|it| disk(it, start.cpus))
+                .collect(),
             vsock: start.vsock.map(|listener| VsockConfig {
                 cid: start.vsock_cid,
                 listener: listener.into(),
@@ -296,15 +298,22 @@ fn opened(bases: Vec<SnapshotBase>) -> Vec<SavedFiles> {
     bases.into_iter().map(files).collect()
 }
 
-fn disk(disk: VmmDisk) -> DiskConfig {
+fn disk(disk: VmmDisk, cpus: u8) -> DiskConfig {
     let VmmDisk {
         file,
         read_only,
+        cache,
         rate: limit,
     } = disk;
     DiskConfig {
         file: file.into(),
         read_only,
+        cache: match cache {
+            DiskCache::WriteBack => Cache::WriteBack,
+            DiskCache::WriteThrough => Cache::WriteThrough,
+            DiskCache::Unsafe => Cache::Unsafe,
+        },
+        queues: u16::from(cpus).clamp(1, MAX_QUEUES),
         rate: rate(limit),
     }
 }

@@ -29,7 +29,7 @@ use super::{
     },
 };
 
-/// Descriptors that the VMM may have: 16 queue pairs have some ten each.
+/// Descriptors that the VMM may have: 16 queue pairs have some ten each, 64 queues of disks six.
 const FILES: u64 = 1_024;
 
 /// Purpose of a VMM thread, which determines its filter.
@@ -197,7 +197,13 @@ const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_io_uring_enter];
 const RINGS: &[libc::c_long] = &[libc::SYS_sendmsg, libc::SYS_recvfrom, libc::SYS_shutdown];
 
 /// System calls that read and write a disk's file.
-const DISK: &[libc::c_long] = &[libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync];
+const DISK: &[libc::c_long] = &[
+    libc::SYS_io_uring_enter,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_fdatasync,
+    libc::SYS_fallocate,
+];
 
 /// System calls of the vsock device's thread; it writes by writev, as everybody may.
 const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_shutdown];
@@ -415,6 +421,7 @@ impl Calls {
             },
             Thread::Of(ThreadKind::Disk) => Self {
                 calls: vec![DISK],
+                ring_register: vec![RINGS_ENABLED],
                 ..Self::default()
             },
             Thread::Of(ThreadKind::Vsock) => Self {

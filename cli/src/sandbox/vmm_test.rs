@@ -151,6 +151,7 @@ fn each_thread_has_its_own_calls() {
     let disk = Thread::Of(ThreadKind::Disk);
     for (call, allowed) in [
         (libc::SYS_preadv, &[disk][..]),
+        (libc::SYS_fallocate, &[disk]),
         (libc::SYS_pwritev, &[disk]),
         (libc::SYS_fdatasync, &[disk, Thread::Orders]),
         (libc::SYS_pwrite64, &[Thread::Orders]),

@@ -55,6 +55,37 @@ fn a_guest_finds_what_an_earlier_one_wrote_on_each_of_its_disks() {
 }
 
 #[test]
+fn what_a_guest_discards_and_makes_zeroes_is_so_in_the_file_in_each_cache_mode() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    for cache in ["writeback", "writethrough", "unsafe"] {
+        let path = bed.disk(cache, 4 * MIB);
+        let disk = [format!("{},cache={cache}", path.display())];
+        let work = "disk 0 write 3145728; disk 0 discard 1048576; disk 0 check 512";
+        let (status, said) = bed.guest(&disk, work);
+        assert_eq!((status, said.len()), (Some(1), 3), "{said:?}");
+        assert_eq!(said[1].get("error"), None, "{said:?}");
+        assert_eq!(said[2]["error"], "byte 0 is wrong");
+        let file = fs::read(&path).unwrap();
+        let first = |file: &[u8]| file.iter().position(|byte| *byte != 0).unwrap() as u64;
+        assert!(first(&file) >= MIB, "the first MiB is discarded");
+        assert!(first(&file) < MIB + 512, "and no more");
+        let (status, said) = bed.guest(&disk, "disk 0 zero 2097152");
+        assert_eq!(status, Some(0), "{said:?}");
+        let file = fs::read(&path).unwrap();
+        assert_eq!(first(&file) / 512, 2 * MIB / 512, "two MiB are zeroes");
+        assert_eq!(file.len() as u64, 4 * MIB);
+    }
+    let read_only = [format!("{},ro", bed.disk("ro", MIB).display())];
+    let (status, said) = bed.guest(&read_only, "disk 0 discard 512; disk 0 zero 512");
+    assert_eq!(status, Some(1), "{said:?}");
+    for line in said {
+        assert_eq!(line["error"], "the disk does not support the request");
+    }
+}
+
+#[test]
 fn a_guest_writes_neither_to_a_read_only_disk_nor_behind_its_end() {
     require_root_and_tun!();
     require_kvm!();

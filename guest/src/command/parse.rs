@@ -158,9 +158,9 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         }
         "disk" => {
             let number = words.parsed("the number of a disk")?;
-            let action = words.take(&["write", "check", "random"]);
+            let action = words.take(&["write", "check", "discard", "zero", "random"]);
             let Some(action) = action else {
-                return Err(words.expected("`write`, `check` or `random`"));
+                return Err(words.expected("`write`, `check`, `discard`, `zero` or `random`"));
             };
             let bytes: u64 = words.parsed("how many bytes")?;
             let (unit, name) = match action {
@@ -175,6 +175,8 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
             let work = match action {
                 "write" => DiskWork::Write,
                 "check" => DiskWork::Check,
+                "discard" => DiskWork::Discard,
+                "zero" => DiskWork::Zero,
                 _ => DiskWork::Random {
                     count: words.count("how many reads")?,
                     at_once: match words.at_once()? {

@@ -29,6 +29,10 @@ mod feature {
     pub(super) const RO: u64 = 1 << 5;
     /// Writes are stable after a flush.
     pub(super) const FLUSH: u64 = 1 << 9;
+    /// Ranges may be discarded.
+    pub(super) const DISCARD: u64 = 1 << 13;
+    /// Ranges may be made zeroes.
+    pub(super) const WRITE_ZEROES: u64 = 1 << 14;
 }
 
 /// Size of the queue: [`READS_MAX`] reads of three descriptors each.
@@ -39,6 +43,8 @@ mod kind {
     pub(super) const READ: u32 = 0;
     pub(super) const WRITE: u32 = 1;
     pub(super) const FLUSH: u32 = 4;
+    pub(super) const DISCARD: u32 = 11;
+    pub(super) const WRITE_ZEROES: u32 = 13;
 }
 
 /// Place of the header, of the status and of the data in the disk's memory.
@@ -86,7 +92,9 @@ impl<R: Registers + Clone> Disk<R> {
     /// # Errors
     /// The device lacks what is needed, or behaves wrongly.
     pub fn bring_up(transport: &Transport<R>) -> Result<Self, DeviceError> {
-        let features = transport.negotiate(feature::RO | feature::FLUSH | EVENT_IDX)?;
+        let features = transport.negotiate(
+            feature::RO | feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES | EVENT_IDX,
+        )?;
         let sectors = transport.device_config(|device| {
             u64::from(device.read32(0)) | u64::from(device.read32(4)) << 32
         });
@@ -142,6 +150,33 @@ impl<R: Registers + Clone> Disk<R> {
             0 => Ok(()),
             _ => self.request(kind::FLUSH, 0, 0),
         }
+    }
+
+    /// Discards sectors from the disk's start: what they hold need not be kept.
+    ///
+    /// # Errors
+    /// The device does not offer it, refuses, or does not answer.
+    pub fn discard(&mut self, sectors: u32) -> Result<(), DiskError> {
+        self.range(kind::DISCARD, feature::DISCARD, sectors)
+    }
+
+    /// Makes sectors from the disk's start zeroes.
+    ///
+    /// # Errors
+    /// The device does not offer it, refuses, or does not answer.
+    pub fn write_zeroes(&mut self, sectors: u32) -> Result<(), DiskError> {
+        self.range(kind::WRITE_ZEROES, feature::WRITE_ZEROES, sectors)
+    }
+
+    fn range(&mut self, kind: u32, feature: u64, sectors: u32) -> Result<(), DiskError> {
+        if self.features & feature == 0 {
+            return Err(DiskError::Unsupported);
+        }
+        // From sector 0 on, without flags.
+        let range = u128::from(sectors) << 64;
+        // SAFETY: the device has no buffer now.
+        unsafe { self.memory.bytes_mut(DATA_AT, 16) }.copy_from_slice(&range.to_le_bytes());
+        self.request(kind, 0, 16)
     }
 
     /// Checks that all reads at once were answered: the next used element would be that of another.

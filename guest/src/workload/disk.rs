@@ -1,4 +1,5 @@
-//! `disk`: predictable bytes are written to a disk, or read and checked, in order or at random.
+//! `disk`: predictable bytes are written to a disk, or read and checked, in order or at random; its
+//! start is discarded or made zeroes.
 use alloc::{
     format,
     string::{String, ToString as _},
@@ -24,6 +25,8 @@ pub fn work<R: Registers + Clone>(
     let action = match work {
         DiskWork::Write => "write",
         DiskWork::Check => "check",
+        DiskWork::Discard => "discard",
+        DiskWork::Zero => "zero",
         DiskWork::Random { .. } => "random",
     };
     let line = Object::about("workload", "disk")
@@ -50,7 +53,17 @@ pub fn work<R: Registers + Clone>(
                     let blocks = bytes / BLOCK_BYTES as u64;
                     read_at_random(disk, platform, (seed, blocks), (count, at_once), &mut took)
                 }
-                _ => {
+                DiskWork::Discard | DiskWork::Zero => {
+                    let sectors = (bytes / SECTOR_BYTES as u64) as u32;
+                    let asked_ns = platform.now_ns();
+                    let done = match work {
+                        DiskWork::Discard => disk.discard(sectors),
+                        _ => disk.write_zeroes(sectors),
+                    };
+                    took(platform.now_ns() - asked_ns);
+                    done.map_err(|e| e.to_string())
+                }
+                DiskWork::Write | DiskWork::Check => {
                     let writes = work == DiskWork::Write;
                     let mut pattern = Pattern::new(seed);
                     transfer(disk, platform, &mut pattern, (writes, bytes), &mut took)

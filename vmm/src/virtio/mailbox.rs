@@ -40,12 +40,12 @@ pub(super) enum Rested<C> {
     Over,
 }
 
-/// What ended a wait. Neither, if the time is over or a signal came.
+/// What ended a wait. Neither, if it was something else, the time is over, or a signal came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Woken {
     /// A command has arrived: [quiet](Inbox::quiet) the inbox.
     pub(super) command: bool,
-    /// The other descriptor can be read.
+    /// `kick` can be read.
     pub(super) kick: bool,
 }
 
@@ -127,14 +127,15 @@ impl<C> Inbox<C> {
         self.commands.recv().ok()
     }
 
-    /// Waits until a command arrives, until `kick` can be read, or until the time is over.
-    /// Returns which of them it was.
+    /// Waits until a command arrives, until `kick` or `also` can be read, or until the time is over.
+    /// Returns which of the first two it was.
     ///
     /// # Errors
     /// The host refuses to wait.
     pub(super) fn wait_beside(
         &self,
         kick: Option<RawFd>,
+        also: Option<RawFd>,
         time: Option<Duration>,
     ) -> io::Result<Woken> {
         // poll(2) ignores a negative descriptor.
@@ -143,12 +144,13 @@ impl<C> Inbox<C> {
             events: libc::POLLIN,
             revents: 0,
         };
-        let mut fds = [readable(self.descriptor()), readable(kick.unwrap_or(-1))];
+        let others = [kick, also].map(|fd| readable(fd.unwrap_or(-1)));
+        let mut fds = [readable(self.descriptor()), others[0], others[1]];
         let millis = time.map_or(-1, |time| {
             i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
         });
-        // SAFETY: the array is valid for its two elements, and outlives the call.
-        let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
+        // SAFETY: the array is valid for its elements, and outlives the call.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, millis) };
         match io::Error::last_os_error() {
             error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
             _ => Ok(Woken {

@@ -188,7 +188,7 @@ fn serve(mut activation: Activation, inbox: &Inbox<Command>) -> Option<Command> 
         }
         // Notifications are not waited for while the allowance is used up.
         let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());
-        let waited = inbox.wait_beside(kick, is_throttled.then_some(PAUSE));
+        let waited = inbox.wait_beside(kick, None, is_throttled.then_some(PAUSE));
         // It only signals that there may be work; an empty eventfd is no error.
         let _ = queue.kick.read();
         allowance.refill(Instant::now());

@@ -36,6 +36,13 @@ counters! {
     /// Times that all earlier writes were made stable: by a flush, or with a write of a driver
     /// that did not negotiate flushes.
     flushes,
+    /// Bytes whose place was given back because the driver discarded them.
+    discarded_bytes,
+    /// Discards that the file system or the device behind the disk does not support. They changed
+    /// nothing.
+    discards_ignored,
+    /// Bytes that were made zeroes by requests for that.
+    zeroed_bytes,
     /// Times that requests were left in the ring because the disk's limit was reached.
     throttled,
     /// Requests of a type that the disk does not know.

@@ -1,25 +1,27 @@
 //! The device: features, configuration space, and the commands to its thread.
 use std::{
     io,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use virtio_bindings::{
     virtio_blk::{
-        VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
-        VIRTIO_BLK_F_SIZE_MAX,
+        VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ,
+        VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_WRITE_ZEROES,
     },
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
 
 use super::{
-    DiskConfig, DiskCounters, DiskError, MAX_SEGMENT_BYTES, MAX_SEGMENTS, QUEUE_SIZE, SECTOR_BYTES,
+    DiskConfig, DiskCounters, DiskError, MAX_QUEUES, MAX_RANGE_BYTES, MAX_SEGMENT_BYTES,
+    MAX_SEGMENTS, QUEUE_SIZE, SECTOR_BYTES,
     file::Image,
+    file_io::{self, Method},
     request::ID_BYTES,
     tried,
-    worker::{Command, Worker},
+    worker::{Command, Requests, Start, Worker},
 };
 use crate::{
     ThreadKind, ThreadSetup,
@@ -35,74 +37,102 @@ use crate::{
     },
 };
 
-const QUEUE_SIZES: &[u16] = &[QUEUE_SIZE];
-/// Bytes of `struct virtio_blk_config` that belong to the offered features.
-const CONFIG_BYTES: usize = 24;
+/// Bytes of `struct virtio_blk_config` up to those of write-zeroes (virtio 1.2, section 5.2.4).
+const CONFIG_BYTES: usize = 60;
 /// Longest look for the next request. A guest that waits for each answer takes some 10 to 50 µs until
 /// it asks again. For one that takes longer a look costs more CPU time than the wakeup it spares.
 const LONGEST_LOOK: Duration = Duration::from_micros(50);
 
 /// The virtio block device.
 pub struct Disk {
-    mailbox: Mailbox<Command>,
-    worker: Option<JoinHandle<()>>,
+    /// A thread for each queue.
+    workers: Vec<QueueThread>,
+    queue_sizes: Vec<u16>,
     image: Arc<Image>,
 }
 
+/// A queue's thread, and the way to it.
+struct QueueThread {
+    mailbox: Mailbox<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
 impl Disk {
-    /// Starts the disk's thread, which calls `threads` first. `number`: the disk's place among the
-    /// machine's, for the name that a guest can ask for.
+    /// Starts the threads of the disk's queues, each of which calls `threads` first. `number`: the
+    /// disk's place among the machine's, for the name that a guest can ask for.
     ///
     /// # Errors
-    /// The file can't be a disk, or the host refuses the thread or an eventfd.
+    /// The file can't be a disk, the number of queues is impossible, or the host refuses a thread or
+    /// an eventfd.
     pub fn new(
         number: usize,
         config: DiskConfig,
         threads: &ThreadSetup,
         counters: Arc<DiskCounters>,
     ) -> Result<Disk, DiskError> {
-        let patience = Patience::new(LONGEST_LOOK);
-        Disk::with_patience(number, config, threads, counters, patience)
+        let patience = || Patience::new(LONGEST_LOOK);
+        Disk::with(number, config, threads, counters, (Method::Auto, &patience))
     }
 
-    fn with_patience(
+    fn with(
         number: usize,
         config: DiskConfig,
         threads: &ThreadSetup,
         counters: Arc<DiskCounters>,
-        patience: Patience,
+        (method, patience): (Method, &dyn Fn() -> Patience),
     ) -> Result<Disk, DiskError> {
-        let rate = config.rate;
+        let (rate, queues) = (config.rate, config.queues);
+        if !(1..=MAX_QUEUES).contains(&queues) {
+            return Err(DiskError::Queues(queues));
+        }
         let image = Arc::new(Image::new(config)?);
-        let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
-        let name = format!("disk{number}");
+        let limiter =
+            Limiter::new(rate, Instant::now()).map(|limiter| Arc::new(Mutex::new(limiter)));
         let mut id = [0; ID_BYTES];
         id.iter_mut()
-            .zip(name.bytes())
+            .zip(format!("disk{number}").bytes())
             .for_each(|(to, from)| *to = from);
-        let worker = Worker {
-            inbox,
-            image: image.clone(),
-            id,
-            counters,
-            limiter: Limiter::new(rate, Instant::now()),
-            patience,
-        };
-        let thread = thread::spawn(&name, ThreadKind::Disk, threads, || worker.run());
+        let mut workers = Vec::new();
+        for queue in 0..queues {
+            let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
+            let worker = Worker {
+                inbox,
+                image: image.clone(),
+                io: file_io::new(method, &image).map_err(tried("make an io_uring"))?,
+                id,
+                counters: counters.clone(),
+                limiter: limiter.clone(),
+                patience: patience(),
+                requests: Requests::default(),
+            };
+            let name = format!("disk{number}-{queue}");
+            let thread = thread::spawn(&name, ThreadKind::Disk, threads, || worker.run());
+            workers.push(QueueThread {
+                mailbox,
+                thread: Some(thread.map_err(tried("start a thread of the disk"))?),
+            });
+        }
         Ok(Disk {
-            mailbox,
-            worker: Some(thread.map_err(tried("start the disk's thread"))?),
+            workers,
+            queue_sizes: vec![QUEUE_SIZE; usize::from(queues)],
             image,
         })
     }
+
+    /// Sends a command to each thread, and waits until all have carried it out.
+    fn tell(&self, command: impl Fn() -> Command) {
+        for worker in &self.workers {
+            worker.mailbox.send(command());
+        }
+    }
 }
 
-impl Drop for Disk {
+impl Drop for QueueThread {
     fn drop(&mut self) {
         self.mailbox.send(Command::Exit);
-        if let Some(worker) = self.worker.take() {
+        if let Some(thread) = self.thread.take() {
             // A panic of the device's thread must not panic this one.
-            let _ = worker.join();
+            let _ = thread.join();
         }
     }
 }
@@ -118,7 +148,7 @@ impl VirtioDevice for Disk {
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        QUEUE_SIZES
+        &self.queue_sizes
     }
 
     fn features(&self) -> u64 {
@@ -126,22 +156,37 @@ impl VirtioDevice for Disk {
             VIRTIO_BLK_F_SIZE_MAX,
             VIRTIO_BLK_F_SEG_MAX,
             VIRTIO_BLK_F_BLK_SIZE,
-            VIRTIO_BLK_F_FLUSH,
             VIRTIO_RING_F_EVENT_IDX,
             VIRTIO_RING_F_INDIRECT_DESC,
         ];
-        if self.image.is_read_only() {
-            bits.push(VIRTIO_BLK_F_RO);
+        if self.image.offers_flush() {
+            bits.push(VIRTIO_BLK_F_FLUSH);
+        }
+        match self.image.is_read_only() {
+            true => bits.push(VIRTIO_BLK_F_RO),
+            false => bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]),
+        }
+        if self.workers.len() > 1 {
+            bits.push(VIRTIO_BLK_F_MQ);
         }
         bits.iter().fold(0, |all, bit| all | 1 << bit)
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {
         let mut config = [0; CONFIG_BYTES];
-        config[..8].copy_from_slice(&self.image.sectors().to_le_bytes());
-        config[8..12].copy_from_slice(&MAX_SEGMENT_BYTES.to_le_bytes());
-        config[12..16].copy_from_slice(&MAX_SEGMENTS.to_le_bytes());
-        config[20..24].copy_from_slice(&(SECTOR_BYTES as u32).to_le_bytes());
+        let mut put = |at: usize, bytes: &[u8]| config[at..][..bytes.len()].copy_from_slice(bytes);
+        put(0, &self.image.sectors().to_le_bytes());
+        put(8, &MAX_SEGMENT_BYTES.to_le_bytes());
+        put(12, &MAX_SEGMENTS.to_le_bytes());
+        put(20, &(SECTOR_BYTES as u32).to_le_bytes());
+        put(34, &(self.workers.len() as u16).to_le_bytes());
+        // Most sectors and ranges of a discard, its alignment, those of zeroes, and that zeroes may
+        // give their place back.
+        let sectors = (MAX_RANGE_BYTES / SECTOR_BYTES) as u32;
+        for (at, number) in [(36, sectors), (40, 1), (44, 1), (48, sectors), (52, 1)] {
+            put(at, &number.to_le_bytes());
+        }
+        put(56, &[1]);
         let there = config.get(offset..).unwrap_or_default();
         let bytes = there.iter().chain(std::iter::repeat(&0));
         into.iter_mut()
@@ -152,33 +197,55 @@ impl VirtioDevice for Disk {
     fn write_config(&mut self, _offset: usize, _bytes: &[u8]) {}
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        let unusable = |why| ActivateError::Queues {
-            enabled: activation.queues.len(),
-            why,
-        };
-        let [queue] = activation.queues.as_slice() else {
-            return Err(unusable("a disk has one"));
-        };
-        // Checks only: the thread makes a ring of its own.
-        let memory = Translation::new(activation.memory.clone());
-        Ring::new(&queue.queue, activation.features, &memory)
-            .map_err(|_| unusable("a ring lies outside the guest's memory"))?;
-        match self.mailbox.send(Command::Start(Box::new(activation))) {
-            true => Ok(()),
-            false => Err(ActivateError::Host {
-                what: "starting to serve a disk",
-                source: io::Error::other("the disk's thread has ended"),
-            }),
+        let Activation {
+            memory,
+            features,
+            queues,
+            signals,
+            ..
+        } = activation;
+        let enabled = queues.len();
+        let unusable = |why| ActivateError::Queues { enabled, why };
+        if queues.is_empty() {
+            return Err(unusable("a disk has one at least"));
         }
+        // Checks only: the threads make rings of their own.
+        let checked = Translation::new(memory.clone());
+        for queue in &queues {
+            if usize::from(queue.index) >= self.workers.len() {
+                return Err(unusable("the disk has fewer"));
+            }
+            Ring::new(&queue.queue, features, &checked)
+                .map_err(|_| unusable("a ring lies outside the guest's memory"))?;
+        }
+        let driver_flushes = features & 1 << VIRTIO_BLK_F_FLUSH != 0;
+        for queue in queues {
+            let worker = &self.workers[usize::from(queue.index)];
+            let start = Command::Start(Box::new(Start {
+                memory: memory.clone(),
+                features,
+                queue,
+                signals: signals.clone(),
+                write_through: self.image.is_write_through(driver_flushes),
+            }));
+            if !worker.mailbox.send(start) {
+                self.tell(|| Command::Stop);
+                return Err(ActivateError::Host {
+                    what: "starting to serve a disk",
+                    source: io::Error::other("a thread of the disk has ended"),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {
-        self.mailbox.send(Command::Stop);
+        self.tell(|| Command::Stop);
     }
 
     fn suspend(&mut self) -> DeviceState {
         let (to, progress) = mpsc::channel();
-        self.mailbox.send(Command::Suspend(to));
+        self.tell(|| Command::Suspend(to.clone()));
         DeviceState {
             queues: progress.try_iter().collect(),
             model: Model::Plain,
@@ -186,7 +253,7 @@ impl VirtioDevice for Disk {
     }
 
     fn resume(&mut self) {
-        self.mailbox.send(Command::Resume);
+        self.tell(|| Command::Resume);
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     GuestMemory,
     virtio::{
         EnabledQueue, Signals,
+        block::Cache,
         rate::{BucketConfig, RateConfig},
     },
 };
@@ -40,19 +41,23 @@ const IN: u32 = 0;
 const OUT: u32 = 1;
 const FLUSHING: u32 = 4;
 const GET_ID: u32 = 8;
+const DISCARD: u32 = 11;
+const ZERO: u32 = 13;
 const OK: u8 = 0;
 const IOERR: u8 = 1;
 const UNSUPP: u8 = 2;
 
 #[derive(Default)]
 struct Recorder {
+    /// Index of the queue that is served.
+    served: AtomicU64,
     interrupts: AtomicU64,
     needs_reset: AtomicBool,
 }
 
 impl Signals for Recorder {
     fn queue(&self, index: u16) {
-        assert_eq!(index, 0);
+        assert_eq!(index, self.served.load(SeqCst) as u16);
         self.interrupts.fetch_add(1, SeqCst);
     }
     fn config(&self) {}
@@ -63,6 +68,8 @@ impl Signals for Recorder {
 
 struct Rig {
     disk: Disk,
+    /// Queue that the driver uses.
+    queue: u16,
     file: File,
     memory: Arc<GuestMemory>,
     recorder: Arc<Recorder>,
@@ -81,26 +88,40 @@ impl Rig {
     }
 
     fn limited(read_only: bool, rate: RateConfig) -> Rig {
-        Rig::patient(read_only, rate, Patience::new(LONGEST_LOOK))
+        Rig::patient(read_only, rate, &|| Patience::new(LONGEST_LOOK))
     }
 
-    fn patient(read_only: bool, rate: RateConfig, patience: Patience) -> Rig {
+    fn patient(read_only: bool, rate: RateConfig, patience: &dyn Fn() -> Patience) -> Rig {
+        let change = |config: &mut DiskConfig| {
+            config.read_only = read_only;
+            config.rate = rate;
+        };
+        Rig::with(change, Method::Auto, patience)
+    }
+
+    fn by(method: Method, change: impl FnOnce(&mut DiskConfig)) -> Rig {
+        Rig::with(change, method, &|| Patience::new(LONGEST_LOOK))
+    }
+
+    fn with(
+        change: impl FnOnce(&mut DiskConfig),
+        method: Method,
+        patience: &dyn Fn() -> Patience,
+    ) -> Rig {
         let file = tempfile::tempfile().unwrap();
         for sector in 0..SECTORS {
             let mut bytes = [0x5a; SECTOR_BYTES as usize];
             bytes[..8].copy_from_slice(&sector.to_le_bytes());
             file.write_all_at(&bytes, sector * SECTOR_BYTES).unwrap();
         }
-        let config = DiskConfig {
-            file: file.try_clone().unwrap(),
-            read_only,
-            rate,
-        };
+        let mut config = plain(file.try_clone().unwrap());
+        change(&mut config);
         let counters: Arc<DiskCounters> = Arc::default();
-        let disk = Disk::with_patience(3, config, &setup(), counters.clone(), patience).unwrap();
+        let disk = Disk::with(3, config, &setup(), counters.clone(), (method, patience)).unwrap();
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Rig {
             disk,
+            queue: 0,
             file,
             memory: Arc::new(memory),
             recorder: Arc::default(),
@@ -127,11 +148,12 @@ impl Rig {
         queue.set_next_used(state.queues[0].next_used);
         queue.set_ready(true);
         let kick = self.bell.try_clone().unwrap();
+        self.recorder.served.store(self.queue.into(), SeqCst);
         let activation = Activation {
             memory: self.memory.clone(),
             features,
             queues: vec![EnabledQueue {
-                index: 0,
+                index: self.queue,
                 queue,
                 kick,
                 taken: state.queues[0].taken.clone(),
@@ -258,6 +280,16 @@ impl Rig {
     }
 }
 
+fn plain(file: File) -> DiskConfig {
+    DiskConfig {
+        file,
+        read_only: false,
+        cache: Cache::WriteBack,
+        queues: 1,
+        rate: RateConfig::default(),
+    }
+}
+
 fn setup() -> ThreadSetup {
     ThreadSetup::new(|kind| {
         assert_eq!(kind, ThreadKind::Disk);
@@ -292,11 +324,7 @@ fn a_disk_that_rests_answers_nothing_and_goes_on_also_in_another_process() {
 
     // Another device on the same file and memory.
     let state = rig.disk.suspend();
-    let config = DiskConfig {
-        file: rig.file.try_clone().unwrap(),
-        read_only: false,
-        rate: RateConfig::default(),
-    };
+    let config = plain(rig.file.try_clone().unwrap());
     rig.disk = Disk::new(3, config, &setup(), rig.counters.clone()).unwrap();
     rig.go_on(FLUSH, &state);
     assert_eq!(rig.simple(IN, 7, 512), (OK, 513));
@@ -337,8 +365,8 @@ fn what_is_written_and_flushed_is_read_back() {
 #[test]
 fn a_look_finds_requests_of_which_the_disk_is_not_notified() {
     for features in [FLUSH, FLUSH | EVENT_IDX] {
-        let patience = Patience::undisturbed(Duration::from_secs(1));
-        let mut rig = Rig::patient(false, RateConfig::default(), patience);
+        let patience = || Patience::undisturbed(Duration::from_secs(1));
+        let mut rig = Rig::patient(false, RateConfig::default(), &patience);
         rig.activate(features);
         // The patience grows by some requests first.
         rig.wait("a read without a notification", |rig| {
@@ -524,6 +552,134 @@ fn what_lies_outside_the_disk_is_refused_and_the_next_request_served() {
     assert_eq!(rig.counters.invalid.load(SeqCst), 16);
 }
 
+/// Request for a range: its header, the range, and the status.
+const RANGE: [Buffer; 3] = [(HEADER, 16, false), (DATA, 16, false), (STATUS, 1, true)];
+
+fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [
+        &sector.to_le_bytes()[..],
+        &sectors.to_le_bytes(),
+        &flags.to_le_bytes(),
+    ]
+    .concat()
+}
+
+#[test]
+fn ranges_are_discarded_and_made_zeroes() {
+    for method in [Method::IoUring, Method::Vectored] {
+        for cache in [Cache::WriteBack, Cache::WriteThrough] {
+            let mut rig = Rig::by(method, |config| config.cache = cache);
+            rig.activate(0);
+            for (kind, sector, flags) in [(ZERO, 8, 0), (ZERO, 24, 1), (DISCARD, 40, 0)] {
+                rig.put(DATA, &range(sector, 8, flags));
+                assert_eq!(rig.ask(kind, 0, &RANGE), (OK, 1), "{kind} {flags}");
+                assert_eq!(rig.on_disk(sector, 8 * 512), [0; 8 * 512]);
+                let before = rig.on_disk(sector - 1, 8);
+                assert_eq!(before, (sector - 1).to_le_bytes(), "nothing before it");
+                let behind = rig.on_disk(sector + 8, 8);
+                assert_eq!(behind, (sector + 8).to_le_bytes(), "nothing behind it");
+            }
+            let count = |counter: &AtomicU64| counter.load(SeqCst);
+            assert_eq!(count(&rig.counters.zeroed_bytes), 2 * 8 * 512);
+            assert_eq!(count(&rig.counters.discarded_bytes), 8 * 512);
+            assert_eq!(count(&rig.counters.flushes), 2, "zeroes are made stable");
+            rig.put(DATA, &range(3, 0, 0));
+            assert_eq!(rig.ask(ZERO, 0, &RANGE).0, OK, "an empty range");
+        }
+    }
+}
+
+#[test]
+fn a_range_without_sense_is_refused() {
+    let mut rig = Rig::new(false);
+    rig.activate(FLUSH);
+    let before = rig.on_disk(0, (SECTORS * SECTOR_BYTES) as usize);
+    let most = (MAX_RANGE_BYTES / SECTOR_BYTES) as u32;
+    for (kind, (sector, sectors, flags), status) in [
+        (DISCARD, (SECTORS, 1, 0), IOERR),
+        (ZERO, (SECTORS - 1, 2, 0), IOERR),
+        (ZERO, (u64::MAX, 1, 0), IOERR),
+        (ZERO, (0, most + 1, 0), IOERR),
+        (DISCARD, (0, u32::MAX, 0), IOERR),
+        (DISCARD, (0, 1, 1), UNSUPP),
+        (ZERO, (0, 1, 2), UNSUPP),
+    ] {
+        rig.put(DATA, &range(sector, sectors, flags));
+        assert_eq!(
+            rig.ask(kind, 0, &RANGE).0,
+            status,
+            "{kind} {sector} {sectors} {flags}"
+        );
+    }
+    rig.put(DATA, &range(0, 1, 0));
+    for bytes in [0, 15, 17, 32] {
+        let chain = [(HEADER, 16, false), (DATA, bytes, false), (STATUS, 1, true)];
+        assert_eq!(rig.ask(ZERO, 0, &chain).0, IOERR, "{bytes} bytes");
+    }
+    assert_eq!(rig.on_disk(0, before.len()), before);
+    let mut rig = Rig::new(true);
+    let written = 1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
+    assert_eq!(rig.disk.features() & written, 0);
+    rig.activate(FLUSH);
+    rig.put(DATA, &range(0, 1, 0));
+    for kind in [DISCARD, ZERO] {
+        assert_eq!(rig.ask(kind, 0, &RANGE).0, IOERR);
+    }
+    assert_eq!(rig.on_disk(0, before.len()), before);
+}
+
+#[test]
+fn the_cache_mode_says_when_writes_are_stable() {
+    for (cache, features, flushes) in [
+        (Cache::WriteBack, FLUSH, 1),
+        (Cache::WriteBack, 0, 2),
+        (Cache::WriteThrough, 0, 2),
+        (Cache::Unsafe, FLUSH, 0),
+        (Cache::Unsafe, 0, 0),
+    ] {
+        let mut rig = Rig::by(Method::Auto, |config| config.cache = cache);
+        let offered = rig.disk.features() & FLUSH != 0;
+        assert_eq!(offered, cache != Cache::WriteThrough);
+        rig.activate(features);
+        assert_eq!(rig.simple(OUT, 1, 512), (OK, 1));
+        match features & FLUSH {
+            0 => assert_eq!(rig.simple(OUT, 2, 512), (OK, 1)),
+            _ => assert_eq!(rig.simple(FLUSHING, 0, 0), (OK, 1)),
+        }
+        assert_eq!(rig.counters.flushes.load(SeqCst), flushes, "{cache:?}");
+    }
+}
+
+#[test]
+fn each_queue_is_served_and_a_driver_may_use_one_of_them() {
+    let mut rig = Rig::by(Method::Auto, |config| config.queues = 3);
+    assert_ne!(rig.disk.features() & 1 << VIRTIO_BLK_F_MQ, 0);
+    assert_eq!(rig.disk.queue_sizes(), [128; 3]);
+    let mut config = [0; 36];
+    rig.disk.read_config(0, &mut config);
+    assert_eq!(config[34..], 3_u16.to_le_bytes());
+    for queue in 0..3 {
+        rig.queue = queue;
+        rig.activate(FLUSH);
+        assert_eq!(rig.simple(IN, 1 + u64::from(queue), 512), (OK, 513));
+        assert_eq!(rig.get(DATA, 8), (1 + u64::from(queue)).to_le_bytes());
+        let state = rig.disk.suspend();
+        let served: Vec<u16> = state.queues.iter().map(|it| it.queue).collect();
+        assert_eq!(served, [queue]);
+        rig.disk.resume();
+        rig.disk.reset();
+        assert_eq!(Arc::strong_count(&rig.memory), 1, "nobody holds it");
+        rig.put(0, &[0; 0x3000]);
+        rig.available = 0;
+    }
+    for queues in [0, MAX_QUEUES + 1] {
+        let mut config = plain(rig.file.try_clone().unwrap());
+        config.queues = queues;
+        let error = Disk::new(0, config, &setup(), Arc::default()).err();
+        assert!(matches!(error, Some(DiskError::Queues(got)) if got == queues));
+    }
+}
+
 #[test]
 fn a_read_only_disk_is_not_written() {
     let mut rig = Rig::new(true);
@@ -547,7 +703,7 @@ fn a_name_is_given_and_unknown_types_are_unsupported() {
     rig.activate(0);
     assert_eq!(rig.simple(GET_ID, 0, 20), (OK, 21));
     assert_eq!(rig.get(DATA, 6), b"disk3\0");
-    for kind in [2, 11, 13, u32::MAX] {
+    for kind in [2, 12, 14, u32::MAX] {
         assert_eq!(rig.simple(kind, 0, 512).0, UNSUPP);
     }
     assert_eq!(rig.counters.unsupported.load(SeqCst), 4);
@@ -600,7 +756,14 @@ fn the_configuration_tells_size_and_limits() {
     assert_eq!(config[8..12], MAX_SEGMENT_BYTES.to_le_bytes());
     assert_eq!(config[12..16], 126_u32.to_le_bytes());
     assert_eq!(config[20..24], 512_u32.to_le_bytes());
-    assert_eq!(config[24..], [0; 40]);
+    assert_eq!(config[24..34], [0; 10]);
+    assert_eq!(config[34..36], 1_u16.to_le_bytes());
+    let ranges: Vec<u32> = (config[36..56].chunks_exact(4))
+        .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
+        .collect();
+    assert_eq!(ranges, [131_072, 1, 1, 131_072, 1]);
+    assert_eq!(config[56], 1);
+    assert_eq!(config[57..], [0; 7]);
     let mut last = [0xff; 4];
     rig.disk.read_config(usize::MAX, &mut last);
     assert_eq!(last, [0; 4]);
@@ -608,14 +771,7 @@ fn the_configuration_tells_size_and_limits() {
 
 #[test]
 fn files_that_are_no_disks() {
-    let create = |file: File| {
-        let config = DiskConfig {
-            file,
-            read_only: false,
-            rate: RateConfig::default(),
-        };
-        Disk::new(0, config, &setup(), Arc::default()).err()
-    };
+    let create = |file: File| Disk::new(0, plain(file), &setup(), Arc::default()).err();
     for bytes in [0, 511, 513] {
         let file = tempfile::tempfile().unwrap();
         file.set_len(bytes).unwrap();
@@ -645,10 +801,11 @@ proptest! {
         ),
         heads in prop::collection::vec(0..SIZE + 1, usize::from(SIZE)),
         available in 0..SIZE + 2,
-        header in prop::collection::vec(0_u8..9, 16),
+        header in prop::collection::vec(0_u8..14, 16),
         features in any::<u64>(),
+        method in prop::sample::select(vec![Method::IoUring, Method::Vectored]),
     ) {
-        let mut rig = Rig::new(false);
+        let mut rig = Rig::by(method, |_| {});
         rig.put(HEADER, &header);
         for (at, (address, bytes, flags, next)) in descriptors.iter().enumerate() {
             let raw = u128::from(*address)

@@ -1,23 +1,19 @@
-//! The file behind a disk: its size, and transfers between it and the guest's memory.
+//! The file behind a disk: what it is, its size, and how its writes become stable.
 use std::{
     fs::File,
-    io::{self, Seek, SeekFrom},
-    os::{fd::AsRawFd, unix::fs::FileTypeExt},
+    io::{Seek, SeekFrom},
+    os::unix::fs::FileTypeExt,
 };
 
-use libc::iovec;
-
-use super::{DiskConfig, DiskError, SECTOR_BYTES, tried};
-
-/// Most pieces that one system call takes (UIO_MAXIOV).
-const MAX_PIECES: usize = 1024;
+use super::{Cache, DiskConfig, DiskError, SECTOR_BYTES, tried};
 
 /// File or block device of a disk.
 #[derive(Debug)]
 pub(super) struct Image {
-    file: File,
+    pub(super) file: File,
     bytes: u64,
     read_only: bool,
+    cache: Cache,
 }
 
 impl Image {
@@ -29,6 +25,8 @@ impl Image {
         let DiskConfig {
             mut file,
             read_only,
+            cache,
+            queues: _,
             rate: _,
         } = config;
         let kind = file
@@ -48,6 +46,7 @@ impl Image {
             file,
             bytes,
             read_only,
+            cache,
         })
     }
 
@@ -59,82 +58,30 @@ impl Image {
         self.read_only
     }
 
+    /// Returns whether the driver is offered to ask for flushes.
+    pub(super) fn offers_flush(&self) -> bool {
+        self.cache != Cache::WriteThrough
+    }
+
+    /// Returns whether a flush is an operation of the file.
+    pub(super) fn flushes(&self) -> bool {
+        !self.read_only && self.cache != Cache::Unsafe
+    }
+
+    /// Returns whether each write is made stable before it is answered, for a driver that did or
+    /// did not accept to ask for flushes.
+    pub(super) fn is_write_through(&self, driver_flushes: bool) -> bool {
+        match self.cache {
+            Cache::WriteThrough => true,
+            Cache::WriteBack => !driver_flushes,
+            Cache::Unsafe => false,
+        }
+    }
+
     /// Returns the offset of a sector, if `bytes` from there are whole sectors of the disk.
     pub(super) fn place(&self, sector: u64, bytes: u64) -> Option<u64> {
         let start = sector.checked_mul(SECTOR_BYTES)?;
         let end = start.checked_add(bytes)?;
         (bytes.is_multiple_of(SECTOR_BYTES) && end <= self.bytes).then_some(start)
     }
-
-    /// Fills the pieces with the file's bytes from `offset` on. The pieces are consumed.
-    ///
-    /// # Errors
-    /// The host fails, or the file has become shorter.
-    ///
-    /// # Safety
-    /// The pieces are mapped memory that may be written to.
-    pub(super) unsafe fn read(&self, pieces: &mut [iovec], offset: u64) -> io::Result<()> {
-        transfer(pieces, offset, |pieces, count, at| {
-            // SAFETY: as of this function; `count` is the number of pieces.
-            unsafe { libc::preadv(self.file.as_raw_fd(), pieces, count, at) }
-        })
-    }
-
-    /// Writes the pieces to the file from `offset` on. The pieces are consumed.
-    ///
-    /// # Errors
-    /// The host fails.
-    ///
-    /// # Safety
-    /// The pieces are mapped memory.
-    pub(super) unsafe fn write(&self, pieces: &mut [iovec], offset: u64) -> io::Result<()> {
-        transfer(pieces, offset, |pieces, count, at| {
-            // SAFETY: as of this function; `count` is the number of pieces.
-            unsafe { libc::pwritev(self.file.as_raw_fd(), pieces, count, at) }
-        })
-    }
-
-    /// Makes all earlier writes stable.
-    ///
-    /// # Errors
-    /// The host fails.
-    pub(super) fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
-    }
-}
-
-/// Calls `call` until all pieces are transferred. A call may transfer less than it was given.
-fn transfer(
-    mut pieces: &mut [iovec],
-    mut offset: u64,
-    call: impl Fn(*const iovec, i32, i64) -> isize,
-) -> io::Result<()> {
-    while let Some(first) = pieces.first() {
-        if first.iov_len == 0 {
-            pieces = &mut pieces[1..];
-            continue;
-        }
-        let count = pieces.len().min(MAX_PIECES) as i32;
-        let at = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let mut done = match usize::try_from(call(pieces.as_ptr(), count, at)) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(done) => done,
-            Err(_) => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => continue,
-                error => return Err(error),
-            },
-        };
-        offset += done as u64;
-        while let Some(piece) = pieces.first_mut() {
-            let part = done.min(piece.iov_len);
-            piece.iov_base = piece.iov_base.wrapping_byte_add(part);
-            piece.iov_len -= part;
-            done -= part;
-            if piece.iov_len > 0 {
-                break;
-            }
-            pieces = &mut pieces[1..];
-        }
-    }
-    Ok(())
 }

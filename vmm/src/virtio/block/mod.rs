@@ -1,12 +1,14 @@
 //! virtio-blk (OASIS virtio 1.2, section 5.2): a raw image or block device as the guest's disk.
 //!
 //! # Theory of operation
-//! A disk has one queue, and one thread that lives as long as the device. The thread takes the
-//! requests in order and carries each out by one preadv(2) or pwritev(2) between the guest's
-//! buffers and the file, so the bytes are copied once, by the kernel. When the ring is empty, it
-//! looks for the next request for a while, as long as that has paid off lately and no other thread
-//! wants the core (`virtio/look.rs`). Meanwhile the driver does not notify. Then the thread asks for
-//! notifications and sleeps.
+//! A disk has a queue for each vCPU, up to [`MAX_QUEUES`], and each queue a thread, which lives as
+//! long as the device. The thread takes requests in order and begins operations between the guest's
+//! buffers and the file (`file_io`): by io_uring, a batch by one system call, or by preadv(2) and
+//! pwritev(2) one after the other where the host does not allow io_uring. The bytes are copied once,
+//! by the kernel. Requests are answered as their operations end, in any order. When there is nothing
+//! to do, the thread looks for the next request or result for a while, as long as that has paid off
+//! lately and no other thread wants the core (`virtio/look.rs`). Meanwhile the driver does not notify.
+//! Then the thread asks for notifications and sleeps.
 //!
 //! A request is a chain of buffers that the device reads (16 bytes of header, then the data of a
 //! write), followed by buffers that it writes (the data of a read, then one byte of status). The
@@ -16,17 +18,24 @@
 //! ends in DEVICE_NEEDS_RESET.
 //!
 //! A write is stable when a later FLUSH has succeeded. The driver that does not negotiate FLUSH
-//! can't ask for that, so each of its writes is stable before it is answered.
+//! can't ask for that, so each of its writes is stable before it is answered. [`Cache`] is the
+//! operator's choice.
+//!
+//! A discarded range gives its place back (FALLOC_FL_PUNCH_HOLE), and reads as zeroes afterwards where
+//! the file supports that. Zeroes are made by FALLOC_FL_ZERO_RANGE, or by punching where the driver
+//! lets the place be given back, or by writing them where the file system knows neither.
 //!
 //! A disk may have a rate limit ([`rate`](super::rate)). Each request is one operation, and the bytes
-//! are those of its data, carried out or not. Beyond the limit requests wait in the ring, the thread
+//! are those of its data, carried out or not, and those that are to be zeroes. Beyond the limit requests wait in the ring, the thread
 //! sleeps until the limit opens, and none is refused.
 //!
-//! A reset waits for the request under way, whose length is bounded by [`MAX_REQUEST_BYTES`];
-//! requests behind it are not begun.
+//! A reset waits for the operations under way, which are no more than the queues have entries and no
+//! longer than [`MAX_REQUEST_BYTES`] each; requests behind them are not begun. A pause waits until all
+//! requests that were taken are answered.
 mod counters;
 mod device;
 mod file;
+mod file_io;
 mod request;
 mod worker;
 
@@ -47,7 +56,25 @@ pub const MAX_SEGMENTS: u32 = QUEUE_SIZE as u32 - 2;
 /// Longest data of a request that is carried out, bytes.
 pub const MAX_REQUEST_BYTES: u64 = MAX_SEGMENTS as u64 * MAX_SEGMENT_BYTES as u64;
 
+/// Most queues of a disk.
+pub const MAX_QUEUES: u16 = 8;
+/// Longest range of a discard or of zeroes, bytes.
+pub const MAX_RANGE_BYTES: u64 = 64 << 20;
+
 const QUEUE_SIZE: u16 = 128;
+
+/// When a guest's writes become stable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// With the guest's next flush. The host's page cache has them until then.
+    #[default]
+    WriteBack,
+    /// Before each is answered. The guest is told that there is nothing to flush.
+    WriteThrough,
+    /// When the host likes: flushes are answered at once. A crash of the host loses what it has not
+    /// written.
+    Unsafe,
+}
 
 /// Configuration of a disk.
 #[derive(Debug)]
@@ -56,6 +83,10 @@ pub struct DiskConfig {
     pub file: File,
     /// Whether the guest's writes are refused.
     pub read_only: bool,
+    /// When the guest's writes become stable.
+    pub cache: Cache,
+    /// Number of queues, 1 to [`MAX_QUEUES`].
+    pub queues: u16,
     /// Most that the guest's requests transfer, and most requests. What is more waits in the ring.
     pub rate: RateConfig,
 }
@@ -69,6 +100,9 @@ pub enum DiskError {
     /// The file has no sector, or a part of one at its end.
     #[error("its size is {0} bytes: a disk has a multiple of {SECTOR_BYTES}, and at least one")]
     Size(u64),
+    /// The number of queues.
+    #[error("it is to have {0} queues: a disk has 1 to {MAX_QUEUES}")]
+    Queues(u16),
     /// The host refused a call.
     #[error("could not {what}")]
     Host {

@@ -1,21 +1,32 @@
-//! One request of the driver: taken apart, checked, and carried out.
-use std::io;
-
+//! One request of the driver: taken apart, checked, and carried out by one operation of the file
+//! after another.
 use libc::iovec;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP,
-    VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
+    VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
+    VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 
-use super::{DiskCounters, MAX_REQUEST_BYTES, counters::count, file::Image};
+use super::{
+    DiskCounters, MAX_RANGE_BYTES, MAX_REQUEST_BYTES, SECTOR_BYTES,
+    counters::count,
+    file::Image,
+    file_io::{Action, MAX_PIECES, Operation},
+};
 use crate::virtio::{
     pieces::{self, Translation, total},
     ring::{Broken, Ring},
 };
 
 const HEADER_BYTES: usize = 16;
+/// Bytes of `struct virtio_blk_discard_write_zeroes`.
+const RANGE_BYTES: usize = 16;
 /// Length of a disk's name, as GET_ID gives it.
 pub(super) const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
+
+/// What is written where the file can't make zeroes itself.
+static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+const _: () = assert!(MAX_RANGE_BYTES <= (ZEROES.len() * MAX_PIECES) as u64);
 
 /// Disk that requests are for.
 pub(super) struct Target<'a> {
@@ -26,40 +37,88 @@ pub(super) struct Target<'a> {
     pub(super) counters: &'a DiskCounters,
 }
 
-/// Buffers of a request. Kept from request to request, for their room.
-#[derive(Default)]
-pub(super) struct Request {
-    /// Buffers that the driver filled: the header, then the data of a write.
-    read: Vec<iovec>,
-    /// Buffers for the answer: the data of a read, then the status.
-    write: Vec<iovec>,
-    /// Length of its data, as far as any is carried out.
-    data_bytes: u64,
+/// Answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It was carried out. The bytes of the answer, without the status.
+    Done(u64),
+    /// Its type or a flag of it is unknown.
+    Unsupported,
+    /// It is not whole sectors of the disk, it is too long or too short, or writes a disk that is
+    /// read-only.
+    Invalid,
+    /// The file could not be read, written or flushed.
+    Failed,
 }
 
+/// What is left to do for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// This operation of the file.
+    Operation(Operation),
+    /// Nothing but to give the answer.
+    Answer(Answer),
+}
+
+/// What the operation under way is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Work {
+    #[default]
+    Flush,
+    Read,
+    Write,
+    Discard,
+    /// Zeroes, by the file system or the device; `unmap`: their place may be given back.
+    Zero {
+        unmap: bool,
+    },
+    /// Zeroes, by writing them.
+    WriteZeroes,
+}
+
+/// A request that was taken from the ring. Kept from request to request, for the room of its lists.
+#[derive(Default)]
+pub(super) struct Request {
+    head: u16,
+    /// Buffers that the driver filled: the header, then the data of a write.
+    read: Vec<iovec>,
+    /// Buffers for the answer: the data of a read.
+    write: Vec<iovec>,
+    /// Buffers of the operation that are not transferred yet.
+    pieces: Vec<iovec>,
+    status: Option<iovec>,
+    /// Length of the buffers for the answer, without the status.
+    room: u64,
+    /// Length of its data, as far as any is carried out.
+    data_bytes: u64,
+    work: Work,
+    /// Place on the disk where the operation begins.
+    offset: u64,
+    /// Length of the operation, as it was begun.
+    bytes: u64,
+}
+
+// SAFETY: the pieces are addresses of the guest's memory, which every thread may use alike.
+unsafe impl Send for Request {}
+
 impl Request {
-    /// Returns the length of the last request's data, bytes.
+    /// Returns the length of its data, bytes.
     pub(super) fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
 
-    /// Carries out the request of a chain and writes its status. Returns the number of bytes at
-    /// the start of the chain's writable buffers that were written.
+    /// Takes the request of a chain apart. Returns what to do first.
     ///
     /// # Errors
     /// The chain is invalid, or has no room for the status.
-    pub(super) fn carry_out(
+    pub(super) fn take(
         &mut self,
         ring: &Ring,
         head: u16,
         memory: &Translation,
         target: &Target,
-    ) -> Result<u32, Broken> {
-        let Request {
-            read,
-            write,
-            data_bytes,
-        } = self;
+    ) -> Result<Next, Broken> {
+        let Request { read, write, .. } = self;
         read.clear();
         write.clear();
         ring.walk(head, memory, |buffer| {
@@ -73,112 +132,258 @@ impl Request {
             };
             memory.append(buffer.guest, buffer.bytes, to)
         })?;
-        let status = take_last(write).ok_or(Broken::Status)?;
-        let room = total(write) as u64;
-        let sent = (total(read) as u64).saturating_sub(HEADER_BYTES as u64);
-        *data_bytes = (sent + room).min(MAX_REQUEST_BYTES);
-        let (answer, done) = match target.perform(read, write) {
-            Ok(done) => (VIRTIO_BLK_S_OK, done),
-            Err(Refusal::Unsupported) => {
-                count(&target.counters.unsupported, 1);
-                (VIRTIO_BLK_S_UNSUPP, 0)
-            }
-            Err(Refusal::Invalid) => {
-                count(&target.counters.invalid, 1);
-                (VIRTIO_BLK_S_IOERR, 0)
-            }
-            Err(Refusal::Failed) => {
-                count(&target.counters.failed, 1);
-                (VIRTIO_BLK_S_IOERR, 0)
-            }
-        };
-        // SAFETY: the piece is mapped memory of the guest, which the driver gave to be written.
-        unsafe { pieces::write(&[status], 0, &[answer as u8]) };
-        let written = if done == room { done + 1 } else { done };
-        Ok(u32::try_from(written).unwrap_or(u32::MAX))
+        self.status = Some(take_last(write).ok_or(Broken::Status)?);
+        self.head = head;
+        self.room = total(&self.write) as u64;
+        let sent = (total(&self.read) as u64).saturating_sub(HEADER_BYTES as u64);
+        self.data_bytes = (sent + self.room).min(MAX_REQUEST_BYTES);
+        Ok(match self.begin(target) {
+            Ok(next) => next,
+            Err(answer) => Next::Answer(answer),
+        })
     }
-}
 
-/// Reason why a request is answered with an error.
-#[derive(Debug)]
-enum Refusal {
-    /// Its type is unknown.
-    Unsupported,
-    /// It is not whole sectors of the disk, it is too long or too short, or writes a disk that is
-    /// read-only.
-    Invalid,
-    /// The file could not be read, written or flushed.
-    Failed,
-}
-
-impl From<io::Error> for Refusal {
-    fn from(_: io::Error) -> Self {
-        Refusal::Failed
-    }
-}
-
-impl Target<'_> {
-    /// Carries out a request. Returns the number of bytes of its answer, without the status.
-    fn perform(&self, read: &mut [iovec], write: &mut [iovec]) -> Result<u64, Refusal> {
+    /// Reads and checks the header. `Err`: the answer, if there is an error in the request.
+    fn begin(&mut self, target: &Target) -> Result<Next, Answer> {
         let mut header = [0; HEADER_BYTES];
         // SAFETY: the pieces are mapped memory of the guest.
-        if unsafe { pieces::read(read, 0, &mut header) } < HEADER_BYTES {
-            return Err(Refusal::Invalid);
+        if unsafe { pieces::read(&self.read, 0, &mut header) } < HEADER_BYTES {
+            return Err(Answer::Invalid);
         }
         let [a, b, c, d, _, _, _, _, sector @ ..] = header;
         let sector = u64::from_le_bytes(sector);
-        match u32::from_le_bytes([a, b, c, d]) {
+        let kind = u32::from_le_bytes([a, b, c, d]);
+        let writes = [
+            VIRTIO_BLK_T_OUT,
+            VIRTIO_BLK_T_DISCARD,
+            VIRTIO_BLK_T_WRITE_ZEROES,
+        ];
+        if writes.contains(&kind) && target.image.is_read_only() {
+            return Err(Answer::Invalid);
+        }
+        self.pieces.clear();
+        match kind {
             VIRTIO_BLK_T_IN => {
-                let (offset, bytes) = self.place(sector, write)?;
-                // SAFETY: mapped memory of the guest, which the driver gave to be written.
-                unsafe { self.image.read(write, offset) }?;
-                count(&self.counters.reads, 1);
-                count(&self.counters.read_bytes, bytes);
-                Ok(bytes)
+                self.pieces.extend_from_slice(&self.write);
+                self.transfer(Work::Read, sector, target)
             }
             VIRTIO_BLK_T_OUT => {
-                if self.image.is_read_only() {
-                    return Err(Refusal::Invalid);
-                }
-                skip(read, HEADER_BYTES);
-                let (offset, bytes) = self.place(sector, read)?;
-                // SAFETY: mapped memory of the guest.
-                unsafe { self.image.write(read, offset) }?;
-                if self.write_through {
-                    self.flush()?;
-                }
-                count(&self.counters.writes, 1);
-                count(&self.counters.written_bytes, bytes);
-                Ok(0)
+                let all = usize::MAX;
+                pieces::append_part(&self.read, HEADER_BYTES, all, &mut self.pieces);
+                self.transfer(Work::Write, sector, target)
             }
-            VIRTIO_BLK_T_FLUSH => {
-                if !self.image.is_read_only() {
-                    self.flush()?;
-                }
-                Ok(0)
-            }
+            VIRTIO_BLK_T_FLUSH if target.image.flushes() => Ok(self.operation(Work::Flush, target)),
+            VIRTIO_BLK_T_FLUSH => Ok(Next::Answer(Answer::Done(0))),
+            VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => self.range(kind, target),
             VIRTIO_BLK_T_GET_ID => {
                 // SAFETY: mapped memory of the guest, which the driver gave to be written.
-                Ok(unsafe { pieces::write(write, 0, self.id) } as u64)
+                let bytes = unsafe { pieces::write(&self.write, 0, target.id) };
+                Ok(Next::Answer(Answer::Done(bytes as u64)))
             }
-            _ => Err(Refusal::Unsupported),
+            _ => Err(Answer::Unsupported),
         }
     }
 
-    fn flush(&self) -> io::Result<()> {
-        self.image.flush()?;
-        count(&self.counters.flushes, 1);
-        Ok(())
+    /// Begins to transfer `pieces`.
+    fn transfer(&mut self, work: Work, sector: u64, target: &Target) -> Result<Next, Answer> {
+        self.bytes = total(&self.pieces) as u64;
+        if self.bytes > MAX_REQUEST_BYTES {
+            return Err(Answer::Invalid);
+        }
+        let place = target.image.place(sector, self.bytes);
+        self.offset = place.ok_or(Answer::Invalid)?;
+        if self.bytes == 0 {
+            self.work = work;
+            return Ok(Next::Answer(self.done(target)));
+        }
+        Ok(self.operation(work, target))
     }
 
-    /// Returns where on the disk the data of a request lie, and their length in bytes.
-    fn place(&self, sector: u64, data: &[iovec]) -> Result<(u64, u64), Refusal> {
-        let bytes = total(data) as u64;
-        if bytes > MAX_REQUEST_BYTES {
-            return Err(Refusal::Invalid);
+    /// Begins to discard a range of the disk, or to make it zeroes (virtio 1.2, section 5.2.6).
+    fn range(&mut self, kind: u32, target: &Target) -> Result<Next, Answer> {
+        let mut range = [0; RANGE_BYTES];
+        // SAFETY: the pieces are mapped memory of the guest.
+        let there = unsafe { pieces::read(&self.read, HEADER_BYTES, &mut range) };
+        if there < RANGE_BYTES || total(&self.read) > HEADER_BYTES + RANGE_BYTES {
+            return Err(Answer::Invalid);
         }
-        let offset = self.image.place(sector, bytes).ok_or(Refusal::Invalid)?;
-        Ok((offset, bytes))
+        let range = u128::from_le_bytes(range);
+        let (sector, sectors, flags) = (range as u64, (range >> 64) as u32, (range >> 96) as u32);
+        let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
+        let work = match kind {
+            VIRTIO_BLK_T_DISCARD => Work::Discard,
+            _ => Work::Zero { unmap },
+        };
+        let known = match work {
+            Work::Discard => 0,
+            _ => VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+        };
+        if flags & !known != 0 {
+            return Err(Answer::Unsupported);
+        }
+        self.bytes = u64::from(sectors) * SECTOR_BYTES;
+        if self.bytes > MAX_RANGE_BYTES {
+            return Err(Answer::Invalid);
+        }
+        let place = target.image.place(sector, self.bytes);
+        self.offset = place.ok_or(Answer::Invalid)?;
+        if matches!(work, Work::Zero { .. }) {
+            self.data_bytes = self.bytes;
+        }
+        if self.bytes == 0 {
+            return Ok(Next::Answer(Answer::Done(0)));
+        }
+        Ok(self.operation(work, target))
+    }
+
+    /// Returns the operation that is next for some work. Its pieces stay where they are until it
+    /// has ended.
+    fn operation(&mut self, work: Work, target: &Target) -> Next {
+        self.work = work;
+        let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len().min(MAX_PIECES));
+        let action = match work {
+            Work::Read => Action::Read {
+                pieces,
+                count: count as u32,
+            },
+            Work::Write | Work::WriteZeroes => Action::Write {
+                pieces,
+                count: count as u32,
+                stable: target.write_through,
+            },
+            Work::Flush => Action::Flush,
+            Work::Discard | Work::Zero { unmap: true } => Action::Allocate {
+                mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                bytes: self.bytes,
+            },
+            Work::Zero { unmap: false } => Action::Allocate {
+                mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+                bytes: self.bytes,
+            },
+        };
+        Next::Operation(Operation {
+            offset: self.offset,
+            action,
+        })
+    }
+
+    /// Takes the result of the last operation: a number of bytes, or a negative errno. Returns what
+    /// to do next.
+    pub(super) fn ended(&mut self, result: i32, target: &Target) -> Next {
+        let work = self.work;
+        let Ok(transferred) = usize::try_from(result) else {
+            return match (-result, work) {
+                (libc::EINTR, _) => self.operation(work, target),
+                // A file system or device that can't: a discard is a hint, zeroes are not.
+                (libc::EOPNOTSUPP, Work::Discard) => {
+                    count(&target.counters.discards_ignored, 1);
+                    Next::Answer(Answer::Done(0))
+                }
+                (libc::EOPNOTSUPP, Work::Zero { .. }) => self.write_zeroes(target),
+                _ => Next::Answer(Answer::Failed),
+            };
+        };
+        match work {
+            Work::Read | Work::Write | Work::WriteZeroes => {
+                if transferred == 0 {
+                    // The file has become shorter.
+                    return Next::Answer(Answer::Failed);
+                }
+                self.advance(transferred);
+                match self.pieces.is_empty() {
+                    true => Next::Answer(self.done(target)),
+                    false => self.operation(work, target),
+                }
+            }
+            Work::Zero { .. } if target.write_through => {
+                count(&target.counters.zeroed_bytes, self.bytes);
+                self.operation(Work::Flush, target)
+            }
+            Work::Zero { .. } | Work::Discard | Work::Flush => Next::Answer(self.done(target)),
+        }
+    }
+
+    /// Zeroes for a file that can't make them by itself.
+    fn write_zeroes(&mut self, target: &Target) -> Next {
+        let mut left = self.bytes as usize;
+        while left > 0 {
+            let iov_len = left.min(ZEROES.len());
+            self.pieces.push(iovec {
+                // Only read.
+                iov_base: ZEROES.as_ptr().cast_mut().cast(),
+                iov_len,
+            });
+            left -= iov_len;
+        }
+        self.operation(Work::WriteZeroes, target)
+    }
+
+    /// Takes away what is transferred.
+    fn advance(&mut self, mut bytes: usize) {
+        self.offset += bytes as u64;
+        let mut whole = 0;
+        for piece in &mut self.pieces {
+            let part = bytes.min(piece.iov_len);
+            piece.iov_base = piece.iov_base.wrapping_byte_add(part);
+            piece.iov_len -= part;
+            bytes -= part;
+            if piece.iov_len > 0 {
+                break;
+            }
+            whole += 1;
+        }
+        self.pieces.drain(..whole);
+    }
+
+    /// Counts the work that is done.
+    fn done(&self, target: &Target) -> Answer {
+        let counters = target.counters;
+        let all = |counter, bytes_counter| {
+            count(counter, 1);
+            count(bytes_counter, self.bytes);
+        };
+        match self.work {
+            Work::Read => {
+                all(&counters.reads, &counters.read_bytes);
+                return Answer::Done(self.bytes);
+            }
+            Work::Write => {
+                all(&counters.writes, &counters.written_bytes);
+                // Nothing was to be made stable for a request without data.
+                let made_stable = target.write_through && self.bytes > 0;
+                count(&counters.flushes, made_stable.into());
+            }
+            Work::Flush => count(&counters.flushes, 1),
+            Work::Discard => count(&counters.discarded_bytes, self.bytes),
+            Work::Zero { .. } | Work::WriteZeroes => count(&counters.zeroed_bytes, self.bytes),
+        }
+        Answer::Done(0)
+    }
+
+    /// Writes the status and gives the chain back.
+    pub(super) fn give_back(&mut self, answer: Answer, ring: &mut Ring, counters: &DiskCounters) {
+        let (status, done) = match answer {
+            Answer::Done(bytes) => (VIRTIO_BLK_S_OK, bytes),
+            Answer::Unsupported => {
+                count(&counters.unsupported, 1);
+                (VIRTIO_BLK_S_UNSUPP, 0)
+            }
+            Answer::Invalid => {
+                count(&counters.invalid, 1);
+                (VIRTIO_BLK_S_IOERR, 0)
+            }
+            Answer::Failed => {
+                count(&counters.failed, 1);
+                (VIRTIO_BLK_S_IOERR, 0)
+            }
+        };
+        if let Some(place) = self.status.take() {
+            // SAFETY: the piece is mapped memory of the guest, which the driver gave to be written.
+            unsafe { pieces::write(&[place], 0, &[status as u8]) };
+        }
+        // Bytes at the start of the buffers, of which the status is the last.
+        let written = if done == self.room { done + 1 } else { done };
+        ring.push_used(self.head, u32::try_from(written).unwrap_or(u32::MAX));
     }
 }
 
@@ -197,12 +402,6 @@ fn take_last(pieces: &mut Vec<iovec>) -> Option<iovec> {
     Some(byte)
 }
 
-/// Takes the first `bytes` away.
-fn skip(pieces: &mut [iovec], mut bytes: usize) {
-    for piece in pieces {
-        let part = bytes.min(piece.iov_len);
-        piece.iov_base = piece.iov_base.wrapping_byte_add(part);
-        piece.iov_len -= part;
-        bytes -= part;
-    }
-}
+#[cfg(test)]
+#[path = "request_test.rs"]
+mod tests;

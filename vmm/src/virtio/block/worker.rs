@@ -1,24 +1,26 @@
-//! The thread of a disk.
+//! The thread of a disk's queue.
 use std::{
     os::fd::AsRawFd,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
-use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     DiskCounters,
     counters::count,
     file::Image,
-    request::{ID_BYTES, Request, Target},
+    file_io::{FileIo, MAX_OPERATIONS, Method, new as new_io},
+    request::{Answer, ID_BYTES, Next, Request, Target},
 };
 use crate::{
+    GuestMemory,
     snapshot::Progress,
     virtio::{
-        Activation, EnabledQueue, Signals,
+        EnabledQueue, Signals,
         look::{Look, Patience},
-        mailbox::{Inbox, Rested, Woken},
+        mailbox::{Inbox, Rested},
         pieces::Translation,
         rate::Limiter,
         ring::{Broken, Published, Ring},
@@ -27,7 +29,7 @@ use crate::{
 
 /// Command to the thread.
 pub(super) enum Command {
-    Start(Box<Activation>),
+    Start(Box<Start>),
     /// Drop the activation and serve no longer.
     Stop,
     /// Rest, and say how far the queue is served.
@@ -36,27 +38,65 @@ pub(super) enum Command {
     Exit,
 }
 
+/// Queue that [`Command::Start`] has served, and its context.
+pub(super) struct Start {
+    pub(super) memory: Arc<GuestMemory>,
+    pub(super) features: u64,
+    pub(super) queue: EnabledQueue,
+    pub(super) signals: Arc<dyn Signals>,
+    /// Whether each write is to be made stable before it is answered.
+    pub(super) write_through: bool,
+}
+
 /// State of the thread.
 pub(super) struct Worker {
     pub(super) inbox: Inbox<Command>,
     pub(super) image: Arc<Image>,
+    pub(super) io: Box<dyn FileIo>,
     pub(super) id: [u8; ID_BYTES],
     pub(super) counters: Arc<DiskCounters>,
-    /// Kept over resets, so that none makes it full again; `None`: there is no limit.
-    pub(super) limiter: Option<Limiter>,
+    /// The disk's, of all its queues. Kept over resets, so that none makes it full again; `None`:
+    /// there is no limit.
+    pub(super) limiter: Option<Arc<Mutex<Limiter>>>,
     /// How long it looks for the next request before it sleeps.
     pub(super) patience: Patience,
+    pub(super) requests: Requests,
+}
+
+/// Requests that are taken and not answered, by the numbers of their operations.
+pub(super) struct Requests {
+    all: Vec<Request>,
+    free: Vec<u16>,
+}
+
+impl Default for Requests {
+    fn default() -> Requests {
+        Requests {
+            all: (0..MAX_OPERATIONS).map(|_| Request::default()).collect(),
+            free: (0..MAX_OPERATIONS as u16).rev().collect(),
+        }
+    }
+}
+
+impl Requests {
+    fn under_way(&self) -> usize {
+        self.all.len() - self.free.len()
+    }
 }
 
 impl Worker {
     /// Body of the thread.
     pub(super) fn run(mut self) {
-        let mut request = Request::default();
+        if self.io.begin().is_err()
+            && let Ok(other) = new_io(Method::Vectored, &self.image)
+        {
+            self.io = other;
+        }
         let mut command = self.inbox.wait();
         while let Some(given) = command {
             self.inbox.answer();
             command = match given {
-                Command::Start(activation) => self.serve(*activation, &mut request),
+                Command::Start(start) => self.serve(*start),
                 Command::Stop | Command::Suspend(_) | Command::Resume => self.inbox.wait(),
                 Command::Exit => return,
             };
@@ -64,10 +104,14 @@ impl Worker {
     }
 
     /// Serves until there is another command, which is returned. The activation is dropped by
-    /// then.
-    fn serve(&mut self, activation: Activation, request: &mut Request) -> Option<Command> {
-        let signals = activation.signals.clone();
-        self.answer(activation, request).unwrap_or_else(|Stopped| {
+    /// then, and no operation is under way.
+    fn serve(&mut self, start: Start) -> Option<Command> {
+        let signals = start.signals.clone();
+        let memory = Translation::new(start.memory.clone());
+        let command = self.answer(&start, &memory);
+        self.abandon();
+        drop((memory, start));
+        command.unwrap_or_else(|Stopped| {
             count(&self.counters.broken_rings, 1);
             signals.needs_reset();
             drop(signals);
@@ -75,38 +119,31 @@ impl Worker {
         })
     }
 
-    fn answer(
-        &mut self,
-        activation: Activation,
-        request: &mut Request,
-    ) -> Result<Option<Command>, Stopped> {
-        let Activation {
+    fn answer(&mut self, start: &Start, memory: &Translation) -> Result<Option<Command>, Stopped> {
+        let (image, counters, id) = (self.image.clone(), self.counters.clone(), self.id);
+        let mut serving = Serving {
+            ring: Ring::of(&start.queue, start.features, memory)?,
             memory,
-            features,
-            queues,
-            signals,
-            ..
-        } = activation;
-        let Some(queue) = queues.first() else {
-            return Ok(self.inbox.wait());
+            queue: start.queue.index,
+            signals: &*start.signals,
+            target: Target {
+                image: &image,
+                id: &id,
+                write_through: start.write_through,
+                counters: &counters,
+            },
         };
-        let memory = Translation::new(memory);
-        let mut ring = Ring::of(queue, features, &memory)?;
-        let target = Target {
-            image: &self.image,
-            id: &self.id,
-            write_through: features & 1 << VIRTIO_BLK_F_FLUSH == 0,
-            counters: &self.counters,
-        };
+        let kick = &start.queue.kick;
         let mut was_throttled = false;
         loop {
-            ring.quiet();
+            serving.ring.quiet();
             let closed_until = loop {
                 match self.inbox.take() {
                     None => {}
                     Some(Command::Suspend(to)) => {
-                        // Requests are carried out in order, so none is taken and not given back.
-                        let _ = to.send(ring.progress(queue.index, []));
+                        self.finish(&mut serving);
+                        // All that was taken is given back.
+                        let _ = to.send(serving.ring.progress(serving.queue, []));
                         drop(to);
                         match self.inbox.rest(|next| matches!(next, Command::Resume)) {
                             Rested::Resumed => {}
@@ -116,49 +153,141 @@ impl Worker {
                     }
                     command => return Ok(command),
                 }
-                let now = Instant::now;
-                let limiter = self.limiter.as_mut();
-                let closed = limiter.and_then(|limiter| limiter.closed_until(now()));
-                if closed.is_some() && ring.waiting()? > 0 {
+                let (taken, closed) = self.take(&mut serving)?;
+                self.io.submit();
+                let ended = self.give_back(&mut serving);
+                serving.publish();
+                if !taken && !ended {
                     break closed;
                 }
-                let Some(head) = ring.next()? else { break None };
-                let written = request.carry_out(&ring, head, &memory, &target)?;
-                if let Some(limiter) = &mut self.limiter {
-                    limiter.charge(request.data_bytes(), 1);
-                }
-                ring.push_used(head, written);
-                signal(&mut ring, queue.index, &*signals);
             };
-            if let Some(until) = closed_until {
-                count(&self.counters.throttled, (!was_throttled).into());
-                was_throttled = true;
-                let time = Some(rounded_up(until.saturating_duration_since(Instant::now())));
-                let woken = self.inbox.wait_beside(None, time).map_err(|_| Stopped)?;
-                self.acknowledge(woken, queue);
+            let throttled = closed_until.is_some();
+            count(
+                &self.counters.throttled,
+                (throttled && !was_throttled).into(),
+            );
+            was_throttled = throttled;
+            if throttled {
+                self.sleep(kick, closed_until, None, &serving)?;
                 continue;
             }
-            was_throttled = false;
             let mut look = self.patience.look();
-            let found = self.finds_work(&ring, &mut look)?;
+            let found = self.finds_work(&serving.ring, &mut look)?;
             self.patience.looked(&look);
-            if found || ring.listen()? {
-                continue;
+            // Without room for a request there is no use in being notified of one.
+            let has_more = found || (self.has_room() && serving.ring.listen()?);
+            if !has_more {
+                self.sleep(kick, None, Some(look.since()), &serving)?;
             }
-            let kick = Some(queue.kick.as_raw_fd());
-            let woken = self.inbox.wait_beside(kick, None).map_err(|_| Stopped)?;
-            // Neither a command nor a notification for nothing is what a look is for.
-            if ring.waiting()? > 0 {
-                self.patience.slept(look.since().elapsed());
-            }
-            self.acknowledge(woken, queue);
         }
     }
 
-    /// Looks for the next request, or a command, while the driver does not notify.
-    fn finds_work(&self, ring: &Ring, look: &mut Look) -> Result<bool, Broken> {
+    /// Takes requests from the ring, as many as are begun at once. Returns whether it took one, and
+    /// until when the limit is closed for requests that wait.
+    fn take(&mut self, serving: &mut Serving) -> Result<(bool, Option<Instant>), Broken> {
+        let mut taken = false;
+        for _ in 0..self.io.batch() {
+            if !self.has_room() || serving.ring.waiting()? == 0 {
+                break;
+            }
+            if let Some(until) = self.closed_until() {
+                return Ok((taken, Some(until)));
+            }
+            let (Some(id), Some(head)) = (self.requests.free.pop(), serving.ring.next()?) else {
+                break;
+            };
+            taken = true;
+            let request = &mut self.requests.all[usize::from(id)];
+            let next = request.take(&serving.ring, head, serving.memory, &serving.target);
+            let next = match next {
+                Ok(next) => next,
+                Err(broken) => {
+                    self.requests.free.push(id);
+                    return Err(broken);
+                }
+            };
+            let bytes = request.data_bytes();
+            self.charge(bytes);
+            self.follow(id, next, serving);
+        }
+        Ok((taken, None))
+    }
+
+    /// Does what is next for a request.
+    fn follow(&mut self, id: u16, next: Next, serving: &mut Serving) {
+        match next {
+            // SAFETY: the pieces are the request's, which changes none before the result, or
+            // `ZEROES`. The guest's memory is mapped while `serving.memory` is there, which
+            // `serve` drops when no operation is under way.
+            Next::Operation(operation) => unsafe { self.io.push(id, &operation) },
+            Next::Answer(answer) => self.answer_one(id, answer, serving),
+        }
+    }
+
+    fn answer_one(&mut self, id: u16, answer: Answer, serving: &mut Serving) {
+        let request = &mut self.requests.all[usize::from(id)];
+        request.give_back(answer, &mut serving.ring, &self.counters);
+        self.requests.free.push(id);
+    }
+
+    /// Takes the results that are there. Returns whether there was one.
+    fn give_back(&mut self, serving: &mut Serving) -> bool {
+        let mut any = false;
+        while let Some((id, result)) = self.io.result() {
+            any = true;
+            let next = self.requests.all[usize::from(id)].ended(result, &serving.target);
+            self.follow(id, next, serving);
+        }
+        any
+    }
+
+    /// Waits until all requests that were taken are answered.
+    fn finish(&mut self, serving: &mut Serving) {
+        while self.requests.under_way() > 0 {
+            self.io.submit();
+            self.io.wait();
+            self.give_back(serving);
+        }
+        serving.publish();
+    }
+
+    /// Waits until no operation is under way. What is left to do for its request is not done.
+    fn abandon(&mut self) {
+        self.io.submit();
+        while self.requests.under_way() > 0 {
+            self.io.wait();
+            while let Some((id, _)) = self.io.result() {
+                self.requests.free.push(id);
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        !self.requests.free.is_empty()
+    }
+
+    fn closed_until(&self) -> Option<Instant> {
+        let limiter = self.limiter.as_ref()?;
+        let mut limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner);
+        limiter.closed_until(Instant::now())
+    }
+
+    fn charge(&self, bytes: u64) {
+        if let Some(limiter) = &self.limiter {
+            let mut limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner);
+            limiter.charge(bytes, 1);
+        }
+    }
+
+    /// Looks for the next request, a result, or a command, while the driver does not notify.
+    fn finds_work(&mut self, ring: &Ring, look: &mut Look) -> Result<bool, Broken> {
+        let has_room = self.has_room();
         loop {
-            if look.rings(|| Ok::<_, Broken>(ring.waiting()? > 0 || self.inbox.rung()))? {
+            let has_work = || {
+                let waits = has_room && ring.waiting()? > 0;
+                Ok::<_, Broken>(waits || self.io.has_result() || self.inbox.rung())
+            };
+            if look.rings(has_work)? {
                 return Ok(true);
             }
             if !look.goes_on() {
@@ -167,15 +296,59 @@ impl Worker {
         }
     }
 
-    /// Ends the signals that ended a wait, before the next commands and requests are taken. One that
-    /// came at another time ends the next wait at once, and is ended then.
-    fn acknowledge(&self, woken: Woken, queue: &EnabledQueue) {
+    /// Sleeps until there is a command, a result, a notification, or the limit opens.
+    /// `idle_since`: begin of the look before it.
+    fn sleep(
+        &mut self,
+        kick: &EventFd,
+        closed_until: Option<Instant>,
+        idle_since: Option<Instant>,
+        serving: &Serving,
+    ) -> Result<(), Stopped> {
+        // Notifications are for nothing while requests wait for the limit, or for others to end.
+        let listens = closed_until.is_none() && self.has_room();
+        let notified = listens.then_some(kick.as_raw_fd());
+        let is_under_way = self.requests.under_way() > 0;
+        let results = self.io.descriptor().filter(|_| is_under_way);
+        let time = closed_until.map(|until| until.saturating_duration_since(Instant::now()));
+        let woken = self
+            .inbox
+            .wait_beside(notified, results, time.map(rounded_up))
+            .map_err(|_| Stopped)?;
+        // Neither a command nor a notification for nothing is what a look is for.
+        if let Some(since) = idle_since
+            && (self.io.has_result() || serving.ring.waiting()? > 0)
+        {
+            self.patience.slept(since.elapsed());
+        }
+        // The signals that ended the wait end before the next commands and requests are taken. One
+        // that came at another time ends the next wait at once, and is ended then.
         if woken.kick {
             // It only signals that there may be work.
-            let _ = queue.kick.read();
+            let _ = kick.read();
         }
         if woken.command {
             self.inbox.quiet();
+        }
+        Ok(())
+    }
+}
+
+/// The queue that is served.
+struct Serving<'a> {
+    ring: Ring,
+    /// Keeps mapped the memory that operations under way use.
+    memory: &'a Translation,
+    queue: u16,
+    signals: &'a dyn Signals,
+    target: Target<'a>,
+}
+
+impl Serving<'_> {
+    /// Publishes what was answered, and interrupts where the driver wants it.
+    fn publish(&mut self) {
+        if self.ring.publish() == Published::Interrupt {
+            self.signals.queue(self.queue);
         }
     }
 }
@@ -187,13 +360,6 @@ fn rounded_up(time: Duration) -> Duration {
             .unwrap_or(u64::MAX)
             .saturating_add(1),
     )
-}
-
-/// Publishes the request that was answered, before the next one makes it wait.
-fn signal(ring: &mut Ring, queue: u16, signals: &dyn Signals) {
-    if ring.publish() == Published::Interrupt {
-        signals.queue(queue);
-    }
 }
 
 /// The queue can't be served any more: the driver's rings are invalid, or the host failed.

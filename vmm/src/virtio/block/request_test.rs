@@ -1,0 +1,103 @@
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::*;
+use crate::virtio::{
+    block::{Cache, DiskConfig},
+    rate::RateConfig,
+};
+
+fn image() -> Image {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(64 << 20).unwrap();
+    Image::new(DiskConfig {
+        file,
+        read_only: false,
+        cache: Cache::WriteBack,
+        queues: 1,
+        rate: RateConfig::default(),
+    })
+    .unwrap()
+}
+
+/// A request that is about to do some work with a range.
+fn request(work: Work, bytes: u64) -> Request {
+    Request {
+        work,
+        offset: 4096,
+        bytes,
+        ..Request::default()
+    }
+}
+
+/// Carries a request on with the results of operations. Returns what the operations wrote, by place
+/// and lengths, and the answer.
+fn carry_on(
+    request: &mut Request,
+    target: &Target,
+    results: &[i32],
+) -> (Vec<(u64, Vec<usize>)>, Option<Answer>) {
+    let mut all = Vec::new();
+    for result in results {
+        match request.ended(*result, target) {
+            Next::Operation(operation) => all.extend(written(&operation)),
+            Next::Answer(answer) => return (all, Some(answer)),
+        }
+    }
+    (all, None)
+}
+
+fn written(operation: &Operation) -> Option<(u64, Vec<usize>)> {
+    let Action::Write { pieces, count, .. } = operation.action else {
+        return None;
+    };
+    // SAFETY: the request's, which lives.
+    let pieces = unsafe { std::slice::from_raw_parts(pieces, count as usize) };
+    let lengths = pieces.iter().map(|piece| piece.iov_len).collect();
+    Some((operation.offset, lengths))
+}
+
+#[test]
+fn zeroes_are_written_where_the_file_can_not_make_them() {
+    let image = image();
+    let counters = DiskCounters::default();
+    let target = Target {
+        image: &image,
+        id: &[0; ID_BYTES],
+        write_through: false,
+        counters: &counters,
+    };
+    for unmap in [false, true] {
+        let mut request = request(Work::Zero { unmap }, (2 << 16) + 512);
+        let results = [-libc::EOPNOTSUPP, (1 << 16) + 512, 1 << 16];
+        let (written, answer) = carry_on(&mut request, &target, &results);
+        assert_eq!(answer, Some(Answer::Done(0)));
+        assert_eq!(written[0], (4096, vec![1 << 16, 1 << 16, 512]));
+        let behind = 4096 + (1 << 16) + 512;
+        assert_eq!(written[1], (behind, vec![(1 << 16) - 512, 512]));
+    }
+    assert_eq!(counters.zeroed_bytes.load(SeqCst), 2 * ((2 << 16) + 512));
+    // The longest range takes no more pieces than one operation has.
+    let mut request = request(Work::Zero { unmap: false }, MAX_RANGE_BYTES);
+    let (written, _) = carry_on(&mut request, &target, &[-libc::EOPNOTSUPP]);
+    assert_eq!(written[0].1.iter().sum::<usize>(), 64 << 20);
+}
+
+#[test]
+fn a_discard_that_the_file_does_not_support_is_counted_and_well() {
+    let image = image();
+    let counters = DiskCounters::default();
+    let target = Target {
+        image: &image,
+        id: &[0; ID_BYTES],
+        write_through: false,
+        counters: &counters,
+    };
+    let mut ignored = request(Work::Discard, 4096);
+    let (_, answer) = carry_on(&mut ignored, &target, &[-libc::EOPNOTSUPP]);
+    assert_eq!(answer, Some(Answer::Done(0)));
+    let mut failed = request(Work::Discard, 4096);
+    let (_, answer) = carry_on(&mut failed, &target, &[-libc::EINTR, -libc::EIO]);
+    assert_eq!(answer, Some(Answer::Failed));
+    let counted = [&counters.discards_ignored, &counters.discarded_bytes];
+    assert_eq!(counted.map(|counter| counter.load(SeqCst)), [1, 0]);
+}
