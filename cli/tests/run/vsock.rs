@@ -3,13 +3,18 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::Shutdown,
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::MetadataExt as _,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     thread,
 };
 
 use nix::sys::socket::{getsockopt, sockopt};
-use slipgate_testbed::{MicroVm, pattern::Pattern, require_kvm, require_root_and_tun};
+use slipgate_testbed::{
+    MicroVm, OrdinaryUser, pattern::Pattern, require_kvm, require_root_and_tun,
+};
 
 use crate::{Bed, WAIT, eventually};
 
@@ -167,7 +172,7 @@ fn a_sink_takes_so_many_bytes_and_a_source_gives_as_many() {
 }
 
 /// Sends back what comes on so many connections, one after the other.
-fn echo(listener: UnixListener, connections: u32) -> thread::JoinHandle<()> {
+pub(crate) fn echo(listener: UnixListener, connections: u32) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         for _ in 0..connections {
             let (mut stream, _) = listener.accept().unwrap();
@@ -232,6 +237,32 @@ fn a_guest_is_reset_where_no_program_listens_that_may() {
         assert!(listener.accept().is_err(), "nobody came");
     }
     bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_guest_of_a_user_without_privileges_reaches_their_program() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let user = OrdinaryUser::new().unwrap();
+    let theirs = user.file("run");
+    let owner = fs::metadata(&theirs).unwrap().uid();
+    let listen = |port: u32| {
+        let path = theirs.join(format!("vm.sock_{port}"));
+        let listener = UnixListener::bind(&path).unwrap();
+        std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
+        listener
+    };
+    let echoing = echo(listen(52), 2);
+    let vsock = format!("3,{}", theirs.join("vm.sock").display());
+    let work = "vsock connect 52 2 70000; vsock connect 53 1 1; wait 1";
+    let flags = ["--cmdline", work, "--vsock", &vsock, "--jail", "required"];
+    let vm = MicroVm::start_by(&bed.world.host, &user, &flags).unwrap();
+    let end = vm.finish(WAIT).unwrap();
+    let said = end.said("workload");
+    assert_eq!(said[0]["bytes"], 140_000, "{said:?} {}", end.stderr);
+    assert_eq!(said[1]["error"], "the host refuses by reset", "{said:?}");
+    echoing.join().unwrap();
 }
 
 #[test]

@@ -94,6 +94,10 @@ impl Rig {
     }
 
     fn activate(&mut self, features: u64) {
+        self.activate_with(features, None);
+    }
+
+    fn activate_with(&mut self, features: u64, restored: Option<Model>) {
         let queue = |index: u16| {
             let start = u64::from(index) * QUEUE_BYTES;
             let mut queue = Queue::new(SIZE).unwrap();
@@ -114,7 +118,7 @@ impl Rig {
             features,
             queues: vec![queue(RX), queue(TX)],
             signals: self.recorder.clone(),
-            restored: None,
+            restored,
         };
         self.device.activate(activation).unwrap();
     }
@@ -336,6 +340,42 @@ fn an_answer_to_the_driver_before_a_reset_is_none_to_the_next() {
     rig.reset();
     program.set_nonblocking(false).unwrap();
     assert_eq!(program.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_request_outlives_a_pause_and_is_not_there_when_a_snapshot_is_restored() {
+    let mut rig = Rig::new();
+    rig.activate(0);
+    let (answered, pending) = (rig.ask(1000), rig.ask(1001));
+    let saved = rig.device.suspend();
+    let mut program = rig.programs.connect(answered);
+    rig.device.resume();
+    assert_eq!(rig.receive().0.op, operation::RESPONSE);
+    program.write_all(b"to the guest").unwrap();
+    assert_eq!(rig.receive().1, b"to the guest");
+
+    // As it is restored: by another device, which knows of neither.
+    let mut clone = Rig::new();
+    clone.activate_with(0, Some(saved.model));
+    for (guest_port, op) in [
+        (1000, operation::RW),
+        (1000, operation::CREDIT_UPDATE),
+        (1001, operation::SHUTDOWN),
+    ] {
+        let packet = Header {
+            op,
+            ..request(guest_port)
+        };
+        clone.send(packet, &[]);
+        let (reset, _) = clone.receive();
+        assert_eq!((reset.op, reset.dst_port), (operation::RST, guest_port));
+    }
+    let id = clone.ask(1000);
+    let _program = clone.programs.connect(id);
+    assert_eq!(clone.receive().0.op, operation::RESPONSE);
+    // The first one goes on.
+    rig.programs.answer(pending, None);
+    assert_eq!(rig.receive().0.op, operation::RST);
 }
 
 #[test]
