@@ -3,11 +3,12 @@
 //!
 //! # Theory of operation
 //! No thread of the VMM may make a socket, and its root is empty. So the VMM asks by a socket of its
-//! own ([`slipgate_ipc::vsock`]), with the number of a port and nothing else, and is passed the connected
-//! descriptor. A thread of this process connects, not its loop, which so waits for no file system, and
-//! which a guest with many requests does not keep from the NAT's work. Under root the thread is a user of its own, with no capability but the one to use files of others
-//! ([`CAP_DAC_OVERRIDE`]): a program that asks who is at the other end (SO_PEERCRED) is not told that it is
-//! root. It ends with the VMM.
+//! own ([`slipgate_ipc::vsock`]), with the number of a port and nothing else, and is passed the
+//! connected descriptor. A thread of this process connects, and not its loop: so that waits for no
+//! file system, and a guest with many requests does not keep it from the NAT's work. Under root the
+//! thread is a user of its own, with no capability but the one to use files of others
+//! ([`CAP_DAC_OVERRIDE`]): a program that asks who is at the other end (SO_PEERCRED) is not told that
+//! it is root. It ends with the VMM.
 //!
 //! A compromised VMM can so reach what its guest can: the programs that listen at `SOCKET_` and a
 //! port. What is there is opened by its name in the directory of the socket, which was opened before

@@ -9,8 +9,8 @@
 //! A guest that asks for a connection to a port of the host gets the program that listens for that.
 //! No thread here may make a socket or open a path, so another process connects ([`Connector`]): it
 //! is told the port, and answers with a connected socket or with none. The device does not wait for
-//! it. Until the answer comes the connection is pending, in a place of its own among the others. It is refused
-//! by RST when there is no program, no answer within two seconds, or too much pending.
+//! it. Until the answer comes the connection is pending, in a place of its own among the others. It
+//! is refused by RST when there is no program, no answer within two seconds, or too much pending.
 //!
 //! One thread waits for the driver's notifications and for the sockets (edge-triggered), and moves
 //! the bytes. Those of a guest's packet go from its buffers into the socket by one writev(2); what
