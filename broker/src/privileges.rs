@@ -107,6 +107,40 @@ pub fn keep_capabilities(keep: u64) -> Result<(), ConfinementError> {
     Ok(())
 }
 
+/// Makes the calling thread another user's, without groups, and keeps at most these capabilities of
+/// it. The rest of the process stays as it is. Unless the process is not root, or root of a user
+/// namespace that has no other user: then only the capabilities change.
+///
+/// # Errors
+/// The kernel refuses a step.
+pub fn limit_thread(user: u32, keep: u64) -> Result<(), ConfinementError> {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let has_others = map.split_whitespace().nth(2) != Some("1");
+    if nix::unistd::geteuid().is_root() && has_others {
+        prctl("keeping capabilities", libc::PR_SET_KEEPCAPS, 1)?;
+        let id = libc::c_long::from(user);
+        // SAFETY: numbers only. The C library's functions would change all threads.
+        let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+        for (step, call, arguments) in [
+            ("supplementary groups", libc::SYS_setgroups, [0; 3]),
+            ("group", libc::SYS_setresgid, [id; 3]),
+            ("user", libc::SYS_setresuid, [id; 3]),
+        ] {
+            let [first, second, third] = arguments;
+            // SAFETY: numbers, and of setgroups an empty list.
+            if unsafe { libc::syscall(call, first, second, third) } != 0 {
+                let source = io::Error::last_os_error();
+                return Err(ConfinementError { step, source });
+            }
+        }
+        if dumpable == 1 {
+            // The change of user has changed that of the process.
+            prctl("dumpable", libc::PR_SET_DUMPABLE, 1)?;
+        }
+    }
+    keep_capabilities(keep)
+}
+
 /// Calls prctl(2) with an option that takes a number.
 ///
 /// # Errors

@@ -35,3 +35,40 @@ fn the_broker_keeps_what_is_listed_and_nothing_else() {
     };
     assert!(matches!(end, WaitStatus::Exited(_, 0)), "{end:?}");
 }
+
+/// Of all threads, only the one that gives them up loses user and capabilities.
+#[test]
+fn a_thread_becomes_another_user_and_the_process_does_not() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a_thread_becomes_another_user_and_the_process_does_not: not root");
+        return;
+    }
+    const USER: u32 = 61_111;
+    let of = |line: &str| {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let found = status.lines().find(|l| l.starts_with(line)).unwrap();
+        found
+            .split_whitespace()
+            .skip(1)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let lines = ["Uid:", "Gid:", "Groups:", "CapEff:", "CapPrm:"];
+    let all = || lines.map(of);
+    let before = all();
+    // SAFETY: a number.
+    let dumpable = || unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+    let dumpable_before = dumpable();
+    let thread = std::thread::spawn(move || {
+        limit_thread(USER, 1 << 1).unwrap();
+        lines.map(of)
+    });
+    let [uid, gid, groups, effective, permitted] = thread.join().unwrap();
+    let user = vec![USER.to_string(); 4];
+    assert_eq!((&uid, &gid), (&user, &user));
+    assert!(groups.is_empty(), "{groups:?}");
+    assert_eq!(effective, ["0000000000000002"]);
+    assert_eq!(permitted, effective);
+    assert_eq!(all(), before);
+    assert_eq!(dumpable(), dumpable_before);
+}

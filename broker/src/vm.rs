@@ -8,6 +8,7 @@ mod report;
 mod resets;
 mod terminal;
 mod vmm_process;
+mod vsock_connector;
 
 use std::{
     fs::File,
@@ -205,6 +206,10 @@ impl Vm {
             }
         };
         let listener = vsock.as_ref().map(ListeningSocket::copy).transpose();
+        let requests = vsock
+            .as_ref()
+            .map(|socket| vsock_connector::start(socket, &users))
+            .transpose()?;
         let handed = VmmDescriptors {
             kvm,
             snapshot,
@@ -212,6 +217,7 @@ impl Vm {
             initrd,
             disks,
             vsock: listener.context("giving the socket of --vsock to the VMM")?,
+            vsock_requests: requests,
             input,
             output,
             taps,

@@ -25,6 +25,8 @@
 //!                                    the host have ended. Done behind the disks, in order
 //! vsock sink PORT N BYTES            the same, but each connection takes BYTES and sends a receipt
 //! vsock source PORT N BYTES          the same, but each connection is sent BYTES of zeroes
+//! vsock connect PORT N BYTES         connect N times to a program of the host, send BYTES, and get the
+//!                                    same back
 //! balloon report MIB                 fill so much memory, report it as free to the balloon, and use it
 //!                                    again; done behind vsock's work, in order
 //! balloon follow TIME                for this time, give the balloon what it asks for, and take it back
@@ -70,7 +72,7 @@ const USAGES: &[&str] = &[
     "wait TIME, as wait 60ms",
     "fill MIB",
     "disk N write|check|discard|zero BYTES, or disk N random BYTES COUNT [xM]",
-    "vsock echo PORT N, or vsock sink|source PORT N BYTES",
+    "vsock echo PORT N, or vsock sink|source|connect PORT N BYTES",
     "balloon report MIB|follow TIME, as balloon follow 5s",
     "selftest",
 ];
@@ -320,12 +322,13 @@ pub enum DiskWork {
     },
 }
 
-/// Work of the workload `vsock`: a port is served until so many connections have ended.
+/// Work of the workload `vsock`: a port is served until so many connections have ended, or connected
+/// to so often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VsockWork {
     /// What the port does.
     pub service: VsockService,
-    /// Port of the guest.
+    /// Port of the guest, or of the host to which it connects.
     pub port: u32,
     /// Number of connections after which it ends.
     pub count: u32,
@@ -340,6 +343,8 @@ pub enum VsockService {
     Sink(u64),
     /// Sends so many zeroes.
     Source(u64),
+    /// It is the guest that connects, sends so many bytes, and gets the same back.
+    Connect(u64),
 }
 
 impl VsockService {
@@ -349,6 +354,7 @@ impl VsockService {
             VsockService::Echo => "echo",
             VsockService::Sink(_) => "sink",
             VsockService::Source(_) => "source",
+            VsockService::Connect(_) => "connect",
         }
     }
 }

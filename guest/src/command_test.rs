@@ -18,7 +18,7 @@ fn every_workload_is_read() {
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; fill 3; wait 0; wait 60ms;\
         wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024; disk 1 discard 512; disk 1 zero 1536;\
         disk 2 random 8192 9; disk 2 random 4096 7 x32; vsock echo 5 3; vsock sink 6 1 70000;\
-        vsock source 7 2 4096; balloon report 16; balloon follow 2s; selftest;;";
+        vsock source 7 2 4096; vsock connect 52 3 9; balloon report 16; balloon follow 2s; selftest;;";
     let target = || server("10.1.0.2", 9);
     let vsock = |service, port, count| {
         Workload::Vsock(VsockWork {
@@ -104,6 +104,7 @@ fn every_workload_is_read() {
             vsock(VsockService::Echo, 5, 3),
             vsock(VsockService::Sink(70_000), 6, 1),
             vsock(VsockService::Source(4096), 7, 2),
+            vsock(VsockService::Connect(9), 52, 3),
             Workload::Balloon(BalloonWork::Report { mib: 16 }),
             Workload::Balloon(BalloonWork::Follow { ms: 2000 }),
             Workload::SelfTest,
@@ -176,7 +177,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             "vsock send 5",
-            "`echo`, `sink` or `source` is due where `send` is; it is `vsock echo PORT N, or",
+            "`echo`, `sink`, `source` or `connect` is due where `send` is; it is `vsock echo PORT N, or",
         ),
         ("vsock echo 5", "how many connections is missing"),
         ("vsock sink 5 1", "how many bytes is missing"),

@@ -17,6 +17,7 @@ use machine::{
     smp,
 };
 use slipgate_guest::{
+    command::VsockService,
     firmware::{acpi, pvh},
     json::Object,
     pci,
@@ -182,7 +183,8 @@ fn work_on_vsock(config: &bus::Config, command_line: &str) -> bool {
     for work in shared.vsock_work() {
         let port = u64::from(work.port);
         let listening = Object::about("listening", "vsock").number("port", port);
-        if device.is_some() {
+        let listens = !matches!(work.service, VsockService::Connect(_));
+        if device.is_some() && listens {
             console::print_line(&listening.into_line());
         }
         let (line, well) = workload::vsock::work(device.as_mut(), &Machine::new(1), work);

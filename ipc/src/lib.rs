@@ -19,3 +19,4 @@ pub mod metrics;
 #[allow(unsafe_code)]
 pub mod rights;
 pub mod vmm;
+pub mod vsock;

@@ -95,6 +95,8 @@ pub struct VmmStart<F = OwnedFd> {
     pub disks: Vec<VmmDisk<F>>,
     /// Listening socket of the vsock device; `None`: there is none.
     pub vsock: Option<F>,
+    /// The VMM's end of the socket for the guest's own requests ([`crate::vsock`]).
+    pub vsock_requests: Option<F>,
     /// The guest's address on it.
     #[serde(default)]
     pub vsock_cid: u32,
@@ -324,7 +326,7 @@ maps_descriptors!(
 );
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
-    vsock: optional,
+    vsock: optional, vsock_requests: optional,
     vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cmdline, mac, mtu, console_bytes,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only, cache, rate });

@@ -57,6 +57,11 @@ impl ListeningSocket {
         &self.path
     }
 
+    /// Returns device and inode of its file.
+    pub(crate) fn file(&self) -> (u64, u64) {
+        self.file
+    }
+
     /// Returns a copy of the listening socket.
     ///
     /// # Errors

@@ -53,6 +53,8 @@ pub(crate) struct VmmDescriptors {
     pub(crate) disks: Vec<OpenDisk>,
     /// Listening socket of the vsock device.
     pub(crate) vsock: Option<OwnedFd>,
+    /// Its end of the socket for the guest's own requests.
+    pub(crate) vsock_requests: Option<OwnedFd>,
     /// Input of the guest's console.
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -149,6 +151,7 @@ impl VmmProcess {
             initrd: handed.initrd.map(OwnedFd::from),
             disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
             vsock: handed.vsock,
+            vsock_requests: handed.vsock_requests,
             vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),
             balloon_mib: spec.balloon_mib,
             net_rates: spec.net_rates,

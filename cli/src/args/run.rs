@@ -27,8 +27,9 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE[,ro][,cache=MODE][,iops=N][,bandwidth=BYTES]")]
     pub(crate) disk: Vec<String>,
     /// Stream connections between guest and host (vsock): the guest's address, from 3 on, and the
-    /// path of a Unix socket, to which programs connect and write `CONNECT PORT`; with --restore:
-    /// another one in the place of the snapshot's
+    /// path of a Unix socket, to which programs connect and write `CONNECT PORT`; the guest's own
+    /// connections to port P go to the program that listens at SOCKET_P; with --restore: another one
+    /// in the place of the snapshot's
     #[arg(long, value_name = "CID,SOCKET")]
     pub(crate) vsock: Option<String>,
     /// A balloon, by which the guest gives memory back to the host: what it has free, and MIB more (or

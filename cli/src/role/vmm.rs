@@ -7,9 +7,9 @@
 //! the broker, and one carries out orders, so that a stop is heard during a snapshot.
 use std::{
     fs::File,
-    io::{Seek as _, SeekFrom},
+    io::{self, Seek as _, SeekFrom},
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::FileTypeExt as _,
     },
     sync::{
@@ -28,6 +28,7 @@ use slipgate_ipc::{
         DiskCache, FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd, VmmOrder,
         VmmSnapshot, VmmStart, VmmTimes,
     },
+    vsock::RequestWriter,
 };
 use slipgate_vmm::{
     Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
@@ -41,7 +42,7 @@ use slipgate_vmm::{
         block::{Cache, DiskConfig, MAX_QUEUES},
         net::{NetConfig, NetRates},
         rate::{BucketConfig, RateConfig},
-        vsock::VsockConfig,
+        vsock::{Answer, Connector, VsockConfig},
     },
 };
 
@@ -266,6 +267,9 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             vsock: start.vsock.map(|listener| VsockConfig {
                 cid: start.vsock_cid,
                 listener: listener.into(),
+                connector: start
+                    .vsock_requests
+                    .map(|socket| Box::new(Programs(RequestWriter::new(socket))) as _),
             }),
             balloon: start.balloon_mib.map(|mib| BalloonConfig {
                 target_bytes: mib << 20,
@@ -296,6 +300,27 @@ fn opened(bases: Vec<SnapshotBase>) -> Vec<SavedFiles> {
         memory: base.memory.into(),
     };
     bases.into_iter().map(files).collect()
+}
+
+/// The thread of the broker that connects the guest to programs of the host.
+#[derive(Debug)]
+struct Programs(RequestWriter);
+
+impl Connector for Programs {
+    fn ask(&self, id: u32, port: u32) -> io::Result<()> {
+        self.0.ask(id, port)
+    }
+
+    fn next(&self) -> io::Result<Option<Answer>> {
+        let answer = self.0.next()?;
+        Ok(answer.map(|(id, socket)| Answer { id, socket }))
+    }
+}
+
+impl AsFd for Programs {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 fn disk(disk: VmmDisk, cpus: u8) -> DiskConfig {

@@ -29,7 +29,8 @@ use super::{
     },
 };
 
-/// Descriptors that the VMM may have: 16 queue pairs have some ten each, 64 queues of disks six.
+/// Descriptors that the VMM may have: 16 queue pairs have some ten each, 64 queues of disks six, and
+/// each of the 256 connections of vsock has one.
 const FILES: u64 = 1_024;
 
 /// Purpose of a VMM thread, which determines its filter.
@@ -205,8 +206,14 @@ const DISK: &[libc::c_long] = &[
     libc::SYS_fallocate,
 ];
 
-/// System calls of the vsock device's thread; it writes by writev, as everybody may.
-const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_shutdown];
+/// System calls of the vsock device's thread; it writes by write and writev, as everybody may. By
+/// recvmsg it gets the sockets that the broker has connected for it.
+const VSOCK: &[libc::c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_readv,
+    libc::SYS_shutdown,
+    libc::SYS_recvmsg,
+];
 
 /// System calls that write a snapshot, read the one that it differs from, and answer the broker.
 const SNAPSHOT: &[libc::c_long] = &[

@@ -137,8 +137,8 @@ fn each_thread_has_its_own_calls() {
     may(&[vcpu], &run(KVM_RUN));
     may(&[vcpu, Thread::Main], &run(KVM_IRQFD));
     may(&[vcpu, Thread::Main, device], &run(TUNSETOFFLOAD));
-    may(&[Thread::Main, Thread::Channel], &receive);
     let vsock = Thread::Of(ThreadKind::Vsock);
+    may(&[Thread::Main, Thread::Channel, vsock], &receive);
     may(&[worker, vsock], &read);
     let rings = Thread::Of(ThreadKind::NetRings);
     for (call, allowed) in [

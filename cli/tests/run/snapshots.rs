@@ -2,6 +2,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
+    os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -275,7 +276,7 @@ fn what_is_no_snapshot_or_does_not_fit_is_refused_with_a_remedy() {
 }
 
 /// A connection of vsock outlives a pause, and a snapshot has none: a clone is reached at a socket of
-/// its own. A disk is another image.
+/// its own, and reaches the programs beside that. A disk is another image.
 #[test]
 fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
     require_root_and_tun!();
@@ -285,7 +286,11 @@ fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
     let [image, copy] = [file("image"), file("copy")];
     fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let [socket, another] = [file("vm.sock"), file("clone.sock")];
-    let work = "disk 0 write 65536; vsock echo 5 1; wait 1";
+    let programs = [&socket, &another].map(|socket| {
+        let listener = UnixListener::bind(format!("{socket}_52")).unwrap();
+        vsock::echo(listener, 1)
+    });
+    let work = "disk 0 write 65536; vsock echo 5 1; vsock connect 52 1 70000; wait 1";
     let vsock = format!("3,{socket}");
     let flags = [
         "--memory",
@@ -325,6 +330,9 @@ fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
     assert_passed(&clone.finish(WAIT).unwrap());
     drop(stream);
     assert_passed(&vm.finish(WAIT).unwrap());
+    for program in programs {
+        program.join().unwrap();
+    }
 }
 
 /// Who asks for a snapshot is killed, or interrupted, while it is written: the guest goes on at once.

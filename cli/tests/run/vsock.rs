@@ -3,12 +3,18 @@ use std::{
     fs,
     io::{self, Read as _, Write as _},
     net::Shutdown,
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::MetadataExt as _,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     thread,
 };
 
-use slipgate_testbed::{MicroVm, pattern::Pattern, require_kvm, require_root_and_tun};
+use nix::sys::socket::{getsockopt, sockopt};
+use slipgate_testbed::{
+    MicroVm, OrdinaryUser, pattern::Pattern, require_kvm, require_root_and_tun,
+};
 
 use crate::{Bed, WAIT, eventually};
 
@@ -17,6 +23,12 @@ const MIB: usize = 1 << 20;
 impl Bed {
     fn socket(&self) -> PathBuf {
         self.folder.path().join("vm.sock")
+    }
+
+    /// Listens for a port of the host, beside the socket.
+    fn program(&self, port: u32) -> UnixListener {
+        let path = self.folder.path().join(format!("vm.sock_{port}"));
+        UnixListener::bind(path).unwrap()
     }
 
     /// Starts the built-in guest with a vsock device.
@@ -156,6 +168,124 @@ fn a_sink_takes_so_many_bytes_and_a_source_gives_as_many() {
         assert_eq!(line["connections"], 1, "{said:?}");
         assert_eq!(line["bytes"], bytes, "{said:?}");
     }
+    bed.assert_nothing_is_left();
+}
+
+/// Sends back what comes on so many connections, one after the other.
+pub(crate) fn echo(listener: UnixListener, connections: u32) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        for _ in 0..connections {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut writer = stream.try_clone().unwrap();
+            io::copy(&mut stream, &mut writer).unwrap();
+        }
+    })
+}
+
+#[test]
+fn a_guest_reaches_programs_of_the_host_and_half_closes() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let bytes = 2 * MIB + 7;
+    let first = echo(bed.program(52), 3);
+    let second = echo(bed.program(u32::MAX), 1);
+    let work = format!("vsock connect 52 3 {bytes}; vsock connect {} 1 1", u32::MAX);
+    let end = bed.start_vsock(&work).finish(WAIT).unwrap();
+    let said = end.said("workload");
+    assert_eq!(end.status.code(), Some(0), "{said:?} {}", end.stderr);
+    for (line, (connections, all)) in said.iter().zip([(3, 3 * bytes), (1, 1)]) {
+        assert_eq!(line["action"], "connect", "{said:?}");
+        assert_eq!(line["connections"], connections, "{said:?}");
+        assert_eq!(line["bytes"], all, "{said:?}");
+    }
+    let counters = &end.report["vmm"]["vsock"];
+    assert_eq!(counters["opened_by_guest"], 4, "{counters}");
+    assert_eq!(counters["to_host_bytes"], 3 * bytes + 1, "{counters}");
+    assert_eq!(counters["violations"], 0, "{counters}");
+    first.join().unwrap();
+    second.join().unwrap();
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_guest_is_reset_where_no_program_listens_that_may() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    // One beside it, by a link; one that is gone; and somebody else's.
+    let other = bed.program(5);
+    let at = |port: u32| bed.folder.path().join(format!("vm.sock_{port}"));
+    std::os::unix::fs::symlink(at(5), at(52)).unwrap();
+    drop(bed.program(53));
+    let foreign = bed.program(54);
+    std::os::unix::fs::chown(at(54), Some(12_345), None).unwrap();
+    for port in 51..55 {
+        let work = format!("vsock connect {port} 1 1");
+        let end = bed.start_vsock(&work).finish(WAIT).unwrap();
+        let said = end.said("workload");
+        assert_eq!(end.status.code(), Some(1), "{said:?} {}", end.stderr);
+        assert_eq!(said[0]["error"], "the host refuses by reset", "{said:?}");
+        let counters = &end.report["vmm"]["vsock"];
+        assert_eq!(counters["refused_requests"], 1, "{counters}");
+        assert_eq!(counters["opened_by_guest"], 0, "{counters}");
+        // It was an answer, and not the end of a time.
+        assert_eq!(counters["refused_requests_silent"], 0, "{counters}");
+    }
+    for listener in [other, foreign] {
+        listener.set_nonblocking(true).unwrap();
+        assert!(listener.accept().is_err(), "nobody came");
+    }
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_guest_of_a_user_without_privileges_reaches_their_program() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let user = OrdinaryUser::new().unwrap();
+    let theirs = user.file("run");
+    let owner = fs::metadata(&theirs).unwrap().uid();
+    let listen = |port: u32| {
+        let path = theirs.join(format!("vm.sock_{port}"));
+        let listener = UnixListener::bind(&path).unwrap();
+        std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
+        listener
+    };
+    let echoing = echo(listen(52), 2);
+    let vsock = format!("3,{}", theirs.join("vm.sock").display());
+    let work = "vsock connect 52 2 70000; vsock connect 53 1 1; wait 1";
+    let flags = ["--cmdline", work, "--vsock", &vsock, "--jail", "required"];
+    let vm = MicroVm::start_by(&bed.world.host, &user, &flags).unwrap();
+    let end = vm.finish(WAIT).unwrap();
+    let said = end.said("workload");
+    assert_eq!(said[0]["bytes"], 140_000, "{said:?} {}", end.stderr);
+    assert_eq!(said[1]["error"], "the host refuses by reset", "{said:?}");
+    echoing.join().unwrap();
+}
+
+#[test]
+fn a_guest_and_programs_of_the_host_open_connections_beside_each_other() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let listener = bed.program(52);
+    let work = "vsock connect 52 1 300000; vsock echo 5 1; vsock connect 52 1 300000";
+    let vm = bed.start_vsock(work);
+    // Not the guest: who it is is not to be taken for root.
+    let (mut stream, _) = listener.accept().unwrap();
+    let peer = getsockopt(&stream, sockopt::PeerCredentials).unwrap();
+    assert_ne!(peer.uid(), 0);
+    let mut writer = stream.try_clone().unwrap();
+    io::copy(&mut stream, &mut writer).unwrap();
+    drop((stream, writer));
+    let echoing = echo(listener, 1);
+    exchange(reach(&bed.socket(), 5), 7, 300_000);
+    let end = vm.finish(WAIT).unwrap();
+    let said = end.said("workload");
+    assert_eq!(end.status.code(), Some(0), "{said:?} {}", end.stderr);
+    echoing.join().unwrap();
     bed.assert_nothing_is_left();
 }
 

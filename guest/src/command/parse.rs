@@ -192,15 +192,16 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
             }
         }
         "vsock" => {
-            let service = words.take(&["echo", "sink", "source"]);
+            let service = words.take(&["echo", "sink", "source", "connect"]);
             let Some(service) = service else {
-                return Err(words.expected("`echo`, `sink` or `source`"));
+                return Err(words.expected("`echo`, `sink`, `source` or `connect`"));
             };
             let port = words.parsed("a port")?;
             let count = words.count("how many connections")?;
             let service = match service {
                 "echo" => VsockService::Echo,
                 "sink" => VsockService::Sink(words.bytes()?),
+                "connect" => VsockService::Connect(words.bytes()?),
                 _ => VsockService::Source(words.bytes()?),
             };
             Workload::Vsock(VsockWork {

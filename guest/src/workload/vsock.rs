@@ -1,4 +1,7 @@
-//! `vsock`: streams between programs of the host and a port of the guest.
+//! `vsock`: streams between programs of the host and a port of the guest, and those that the guest
+//! opens.
+mod client;
+
 use alloc::{
     collections::VecDeque,
     format,
@@ -7,6 +10,7 @@ use alloc::{
     vec::Vec,
 };
 
+use self::client::Client;
 use crate::{
     command::{VsockService, VsockWork},
     json::Object,
@@ -48,6 +52,17 @@ pub fn work<R: Registers + Clone>(
         return (line.text("error", "there is no vsock device"), false);
     };
     let line = line.number("cid", device.cid());
+    if let VsockService::Connect(bytes) = service {
+        let mut client = Client {
+            device,
+            port,
+            bytes,
+            ended: 0,
+            returned: 0,
+        };
+        let done = client.run(platform, count);
+        return concluded(line, client.ended, client.returned, done);
+    }
     let mut server = Server {
         device,
         service,
@@ -57,9 +72,18 @@ pub fn work<R: Registers + Clone>(
         bytes: 0,
     };
     let done = server.run(platform, count);
+    concluded(line, server.ended, server.bytes, done)
+}
+
+fn concluded(
+    line: Object,
+    connections: u32,
+    bytes: u64,
+    done: Result<(), String>,
+) -> (Object, bool) {
     let line = line
-        .number("connections", server.ended.into())
-        .number("bytes", server.bytes);
+        .number("connections", connections.into())
+        .number("bytes", bytes);
     match done {
         Ok(()) => (line, true),
         Err(why) => (line.text("error", &why), false),
@@ -211,7 +235,7 @@ impl<R: Registers + Clone> Server<'_, R> {
 impl Stream {
     fn of(service: VsockService) -> Stream {
         let (buffer, left) = match service {
-            VsockService::Echo => (BUFFER_BYTES, 0),
+            VsockService::Echo | VsockService::Connect(_) => (BUFFER_BYTES, 0),
             VsockService::Sink(bytes) => (SINK_BYTES, bytes),
             VsockService::Source(bytes) => (BUFFER_BYTES, bytes),
         };

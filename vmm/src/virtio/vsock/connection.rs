@@ -26,6 +26,8 @@ pub(super) struct Ports {
 enum Stage {
     /// A program of the host wants it; the guest was asked, or will be.
     Asked { is_sent: bool },
+    /// The guest wants it and a program of the host is there; the guest will be told.
+    Accepted,
     /// Both ends are connected.
     Open,
 }
@@ -113,6 +115,21 @@ impl Connection {
         }
     }
 
+    /// A connection that the guest has asked for, by this request.
+    pub(super) fn accepted(ports: Ports, socket: OwnedFd, request: &Header) -> Connection {
+        Connection {
+            stage: Stage::Accepted,
+            room: request.buf_alloc,
+            accepted: request.fwd_cnt,
+            ..Connection::asking(ports, socket)
+        }
+    }
+
+    /// Returns the socket to the host's program.
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     /// Returns whether the guest knows of the connection.
     pub(super) fn is_known(&self) -> bool {
         self.stage != Stage::Asked { is_sent: false }
@@ -128,7 +145,8 @@ impl Connection {
         match self.stage {
             // Nobody waits for the guest's answer any more.
             Stage::Asked { .. } if self.hung_up => Err(End::Done),
-            Stage::Asked { .. } => Ok(()),
+            // What a program has said before its end is the guest's.
+            Stage::Asked { .. } | Stage::Accepted => Ok(()),
             Stage::Open => self.flush(counters),
         }
     }
@@ -308,6 +326,10 @@ impl Connection {
             Stage::Asked { is_sent } => {
                 *is_sent = true;
                 return Ok(Some(operation::REQUEST));
+            }
+            Stage::Accepted => {
+                self.stage = Stage::Open;
+                return Ok(Some(operation::RESPONSE));
             }
             Stage::Open => {}
         }

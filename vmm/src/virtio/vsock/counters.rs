@@ -27,6 +27,8 @@ macro_rules! counters {
 counters! {
     /// Connections that a program of the host asked for and the guest accepted.
     opened_by_host,
+    /// Connections that the guest asked for and for which a program of the host was there.
+    opened_by_guest,
     /// Bytes of the guest's packets that went into sockets of the host.
     to_host_bytes,
     /// Bytes of these that a socket did not take at once, and that were held for it.
@@ -36,8 +38,15 @@ counters! {
     /// Connections of the host that were closed before they were asked for in the guest: no line
     /// of the form `CONNECT PORT`, or one connection too many.
     refused_host,
+    /// Connections that the guest asked for and that were refused by RST: no program of the host
+    /// listens for that port.
+    refused_requests,
+    /// The same, because of too many connections, or too many requests without an answer.
+    refused_requests_full,
+    /// The same, because the process that connects did not answer in time, or is gone.
+    refused_requests_silent,
     /// Packets of the guest that were refused by RST: no such connection, not a stream, or another
-    /// destination than the host.
+    /// destination than the host. Requests for connections are not among them.
     refused_guest,
     /// Connections that ended by RST because the guest broke the rules of the stream, such as more
     /// data than its credit.

@@ -3,6 +3,7 @@ use std::{
     io,
     sync::{Arc, mpsc},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -10,6 +11,7 @@ use vmm_sys_util::epoll::Epoll;
 
 use super::{
     GUEST_CIDS, QUEUE_SIZE, RX, TX, VsockConfig, VsockCounters, VsockError,
+    requests::ANSWERED_WITHIN,
     worker::{Command, Worker},
 };
 use crate::{
@@ -46,7 +48,21 @@ impl Vsock {
         threads: &ThreadSetup,
         counters: Arc<VsockCounters>,
     ) -> Result<Vsock, VsockError> {
-        let VsockConfig { cid, listener } = config;
+        Self::with(config, threads, counters, ANSWERED_WITHIN)
+    }
+
+    /// `answered_within`: time for the connector to answer a request.
+    fn with(
+        config: VsockConfig,
+        threads: &ThreadSetup,
+        counters: Arc<VsockCounters>,
+        answered_within: Duration,
+    ) -> Result<Vsock, VsockError> {
+        let VsockConfig {
+            cid,
+            listener,
+            connector,
+        } = config;
         if !GUEST_CIDS.contains(&cid) {
             return Err(VsockError::Cid(cid));
         }
@@ -56,6 +72,8 @@ impl Vsock {
             cid,
             inbox,
             listener,
+            connector,
+            answered_within,
             epoll: Epoll::new().map_err(tried("make an epoll"))?,
             counters,
         };

@@ -16,7 +16,10 @@ use crate::{
     GuestMemory,
     virtio::{
         EnabledQueue, Signals,
-        vsock::packet::{HEADER_BYTES, Header, operation},
+        vsock::{
+            packet::{HEADER_BYTES, HOST_CID, Header, STREAM, operation},
+            requests::tests::Played,
+        },
     },
 };
 
@@ -53,31 +56,48 @@ struct Rig {
     counters: Arc<VsockCounters>,
     bell: EventFd,
     available: [u16; 2],
+    programs: Played,
     _folder: tempfile::TempDir,
 }
 
 impl Rig {
     fn new() -> Rig {
+        // However busy the machine is, no request is refused by time.
+        Rig::with(Duration::from_secs(1000))
+    }
+
+    /// With so much time for the connector's answers.
+    fn with(answered_within: Duration) -> Rig {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         let counters: Arc<VsockCounters> = Arc::default();
-        let config = VsockConfig { cid: CID, listener };
+        let programs = Played::new();
+        let config = VsockConfig {
+            cid: CID,
+            listener,
+            connector: Some(Box::new(programs.clone())),
+        };
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Rig {
-            device: Vsock::new(config, &setup(), counters.clone()).unwrap(),
+            device: Vsock::with(config, &setup(), counters.clone(), answered_within).unwrap(),
             path,
             memory: Arc::new(memory),
             recorder: Arc::default(),
             counters,
             bell: EventFd::new(EFD_NONBLOCK).unwrap(),
             available: [0; 2],
+            programs,
             _folder: folder,
         }
     }
 
     fn activate(&mut self, features: u64) {
+        self.activate_with(features, None);
+    }
+
+    fn activate_with(&mut self, features: u64, restored: Option<Model>) {
         let queue = |index: u16| {
             let start = u64::from(index) * QUEUE_BYTES;
             let mut queue = Queue::new(SIZE).unwrap();
@@ -98,7 +118,7 @@ impl Rig {
             features,
             queues: vec![queue(RX), queue(TX)],
             signals: self.recorder.clone(),
-            restored: None,
+            restored,
         };
         self.device.activate(activation).unwrap();
     }
@@ -231,6 +251,153 @@ fn a_program_that_came_before_the_driver_is_served_and_a_reset_ends_all() {
     }
 }
 
+/// A request of the guest for a connection to port 52.
+fn request(guest_port: u32) -> Header {
+    Header {
+        src_cid: CID.into(),
+        dst_cid: HOST_CID,
+        src_port: guest_port,
+        dst_port: 52,
+        kind: STREAM,
+        op: operation::REQUEST,
+        buf_alloc: 1000,
+        ..Header::default()
+    }
+}
+
+impl Rig {
+    /// Asks for a connection. Returns the request's number.
+    fn ask(&mut self, guest_port: u32) -> u32 {
+        self.send(request(guest_port), &[]);
+        match self.programs.asked().as_slice() {
+            [(id, 52)] => *id,
+            asked => panic!("{asked:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_request_that_waits_delays_nobody() {
+    let mut rig = Rig::new();
+    rig.activate(rig.device.features());
+    let slow = rig.ask(1000);
+    let stream = rig.exchange();
+    let quick = rig.ask(1001);
+    let mut program = rig.programs.connect(quick);
+    let (response, _) = rig.receive();
+    assert_eq!(
+        (response.op, response.dst_port),
+        (operation::RESPONSE, 1001)
+    );
+    let rw = Header {
+        op: operation::RW,
+        ..request(1001)
+    };
+    rig.send(rw, b"to the host");
+    let mut got = [0; 11];
+    program.set_nonblocking(false).unwrap();
+    program.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"to the host");
+    rig.programs.answer(slow, None);
+    let (reset, _) = rig.receive();
+    assert_eq!((reset.op, reset.dst_port), (operation::RST, 1000));
+    drop(stream);
+}
+
+#[test]
+fn a_request_is_refused_when_nobody_answers_in_time() {
+    let mut rig = Rig::with(Duration::from_millis(20));
+    rig.activate(rig.device.features());
+    let id = rig.ask(1000);
+    let (reset, _) = rig.receive();
+    assert_eq!((reset.op, reset.dst_port), (operation::RST, 1000));
+    assert_eq!(rig.counters.refused_requests_silent.load(SeqCst), 1);
+    let mut late = rig.programs.connect(id);
+    late.set_nonblocking(false).unwrap();
+    assert_eq!(late.read(&mut [0]).unwrap(), 0, "it is closed");
+}
+
+#[test]
+fn an_answer_to_the_driver_before_a_reset_is_none_to_the_next() {
+    let mut rig = Rig::new();
+    rig.activate(0);
+    let (first, second) = (rig.ask(1000), rig.ask(1001));
+    rig.reset();
+    // Without a driver, and with the next one, which asks by the same ports.
+    let without = rig.programs.connect(first);
+    rig.activate(0);
+    let third = rig.ask(1000);
+    let late = rig.programs.connect(second);
+    for mut closed in [without, late] {
+        closed.set_nonblocking(false).unwrap();
+        assert_eq!(closed.read(&mut [0]).unwrap(), 0);
+    }
+    let mut program = rig.programs.connect(third);
+    assert_eq!(rig.receive().0.op, operation::RESPONSE);
+    program.write_all(b"to the guest").unwrap();
+    assert_eq!(rig.receive().1, b"to the guest");
+    // A reset ends the connection too.
+    rig.reset();
+    program.set_nonblocking(false).unwrap();
+    assert_eq!(program.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_request_outlives_a_pause_and_is_not_there_when_a_snapshot_is_restored() {
+    let mut rig = Rig::new();
+    rig.activate(0);
+    let (answered, pending) = (rig.ask(1000), rig.ask(1001));
+    let saved = rig.device.suspend();
+    let mut program = rig.programs.connect(answered);
+    rig.device.resume();
+    assert_eq!(rig.receive().0.op, operation::RESPONSE);
+    program.write_all(b"to the guest").unwrap();
+    assert_eq!(rig.receive().1, b"to the guest");
+
+    // As it is restored: by another device, which knows of neither.
+    let mut clone = Rig::new();
+    clone.activate_with(0, Some(saved.model));
+    for (guest_port, op) in [
+        (1000, operation::RW),
+        (1000, operation::CREDIT_UPDATE),
+        (1001, operation::SHUTDOWN),
+    ] {
+        let packet = Header {
+            op,
+            ..request(guest_port)
+        };
+        clone.send(packet, &[]);
+        let (reset, _) = clone.receive();
+        assert_eq!((reset.op, reset.dst_port), (operation::RST, guest_port));
+    }
+    let id = clone.ask(1000);
+    let _program = clone.programs.connect(id);
+    assert_eq!(clone.receive().0.op, operation::RESPONSE);
+    // The first one goes on.
+    rig.programs.answer(pending, None);
+    assert_eq!(rig.receive().0.op, operation::RST);
+}
+
+#[test]
+fn a_connector_that_is_gone_has_all_requests_refused() {
+    let mut rig = Rig::new();
+    rig.activate(0);
+    rig.ask(1000);
+    rig.programs.go();
+    assert_eq!(rig.receive().0.op, operation::RST);
+    rig.send(request(1001), &[]);
+    let (reset, _) = rig.receive();
+    assert_eq!((reset.op, reset.dst_port), (operation::RST, 1001));
+    assert_eq!(rig.counters.refused_requests_silent.load(SeqCst), 2);
+    // The other way is served on, and so is the next driver.
+    drop(rig.exchange());
+    rig.reset();
+    rig.activate(0);
+    rig.send(request(1002), &[]);
+    assert_eq!(rig.receive().0.op, operation::RST);
+    drop(rig.exchange());
+}
+
 #[test]
 fn the_address_is_told_and_reserved_ones_are_refused() {
     let rig = Rig::new();
@@ -243,7 +410,11 @@ fn the_address_is_told_and_reserved_ones_are_refused() {
     for cid in [0, 1, 2, u32::MAX] {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
-        let config = VsockConfig { cid, listener };
+        let config = VsockConfig {
+            cid,
+            listener,
+            connector: None,
+        };
         let refused = Vsock::new(config, &setup(), Arc::default()).err();
         assert!(matches!(refused, Some(VsockError::Cid(got)) if got == cid));
     }

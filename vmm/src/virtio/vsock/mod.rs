@@ -6,6 +6,12 @@
 //! `CONNECT <port>\n`, gets `OK <host port>\n`, and is then connected to the guest's port; it is
 //! disconnected if the guest refuses. (Firecracker's convention.)
 //!
+//! A guest that asks for a connection to a port of the host gets the program that listens for that.
+//! No thread here may make a socket or open a path, so another process connects ([`Connector`]): it
+//! is told the port, and answers with a connected socket or with none. The device does not wait for
+//! it. Until the answer comes the connection is pending, in a place of its own among the others. It
+//! is refused by RST when there is no program, no answer within two seconds, or too much pending.
+//!
 //! One thread waits for the driver's notifications and for the sockets (edge-triggered), and moves
 //! the bytes. Those of a guest's packet go from its buffers into the socket by one writev(2); what
 //! the socket does not take is held, and written when it can be. Those for the guest are read from
@@ -24,6 +30,11 @@
 //!  bytes                   ◄────────────── RW ────────►  bytes
 //!  shutdown(SHUT_WR)       ─────────────── SHUTDOWN ──►  end of file
 //!  end of file             ◄────────────── SHUTDOWN ───  shutdown(SHUT_WR)
+//!
+//!                             Pending  ◄── REQUEST ────  connects to port 52
+//!  connector: connected   ──  Accepted
+//!  (or refuses            ──  Free ─────── RST ───────►)
+//!  accepted                   Open ─────── RESPONSE ──►
 //! ```
 //! A side's SHUTDOWN says that it sends no more, or receives no more, or both. When the guest has
 //! said both, what is held still goes to the host's program, then the connection ends with RST.
@@ -38,19 +49,24 @@ mod connection;
 mod counters;
 mod device;
 mod packet;
+mod requests;
 mod sockets;
 mod switch;
 mod worker;
 
 pub use counters::{VsockCounters, VsockSnapshot};
 pub use device::Vsock;
+pub use requests::{Answer, Connector};
 
 use std::{io, os::unix::net::UnixListener};
 
 /// Most bytes of a connection that are held for the host's program: the guest's credit.
 pub const WINDOW_BYTES: u32 = 128 << 10;
-/// Most connections at a time, with those that did not say yet where to.
+/// Most connections at a time, with those that did not say yet where to, and those that the guest
+/// asked for.
 pub const MAX_CONNECTIONS: usize = 256;
+/// Most requests of the guest that the connector has not answered.
+pub const MAX_REQUESTS: usize = 64;
 /// Number of RSTs that wait for the driver's buffers at which no packet of the driver is taken.
 pub const MAX_RESETS: usize = 256;
 /// Addresses that a guest may have: lower ones are reserved, the highest means any.
@@ -70,6 +86,8 @@ pub struct VsockConfig {
     pub cid: u32,
     /// Socket to which programs of the host connect; non-blocking.
     pub listener: UnixListener,
+    /// Whoever connects the guest to programs of the host; `None`: the guest's requests are refused.
+    pub connector: Option<Box<dyn Connector>>,
 }
 
 /// Reason why the vsock device could not be created.

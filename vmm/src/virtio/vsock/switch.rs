@@ -5,7 +5,9 @@ use std::{
     io::{self, ErrorKind},
     os::fd::{AsRawFd, OwnedFd},
     os::unix::net::UnixListener,
+    rc::Rc,
     sync::Arc,
+    time::Instant,
 };
 
 use libc::iovec;
@@ -16,6 +18,7 @@ use super::{
     connection::{Connection, End, Ports},
     counters::count,
     packet::{HEADER_BYTES, HOST_CID, Header, STREAM, operation},
+    requests::{Answer, Refusal, Requests},
     sockets,
 };
 use crate::virtio::pieces;
@@ -33,6 +36,9 @@ pub(super) struct Switch<'a> {
     /// Sockets by the number with which they are signalled.
     slots: Vec<Slot>,
     by_ports: HashMap<Ports, usize>,
+    requests: Rc<Requests>,
+    /// Requests of the guest without an answer, oldest first.
+    pending: VecDeque<Pending>,
     next_host_port: u32,
     /// Connections that may have a packet for the guest, in order, each once.
     ready: VecDeque<usize>,
@@ -51,18 +57,36 @@ enum Slot {
         socket: OwnedFd,
         line: Vec<u8>,
     },
+    /// The guest has asked for it by this packet, and there is no answer yet.
+    Pending(Header),
     Connection(Box<Connection>),
+}
+
+/// A request of the guest without an answer.
+#[derive(Debug)]
+struct Pending {
+    id: u32,
+    slot: usize,
+    /// When it is refused.
+    until: Instant,
 }
 
 impl<'a> Switch<'a> {
     /// Sockets are watched by `epoll`, with numbers below [`MAX_CONNECTIONS`].
-    pub(super) fn new(cid: u32, epoll: &'a Epoll, counters: Arc<VsockCounters>) -> Switch<'a> {
+    pub(super) fn new(
+        cid: u32,
+        epoll: &'a Epoll,
+        counters: Arc<VsockCounters>,
+        requests: Rc<Requests>,
+    ) -> Switch<'a> {
         Switch {
             cid,
             epoll,
             counters,
             slots: (0..MAX_CONNECTIONS).map(|_| Slot::Free).collect(),
             by_ports: HashMap::new(),
+            requests,
+            pending: VecDeque::new(),
             next_host_port: FIRST_HOST_PORT,
             ready: VecDeque::new(),
             is_ready: [false; MAX_CONNECTIONS],
@@ -95,8 +119,9 @@ impl<'a> Switch<'a> {
     pub(super) fn accept(&mut self, listener: &UnixListener) {
         // When no descriptor is left, the rest wait for the next one that comes.
         while let Ok(socket) = sockets::accept(listener) {
-            let free = self.slots.iter().position(|s| matches!(s, Slot::Free));
-            let watched = free.filter(|slot| self.watch(&socket, *slot).is_ok());
+            let watched = self
+                .free_slot()
+                .filter(|slot| self.watch(&socket, *slot).is_ok());
             match watched {
                 Some(slot) => {
                     let line = Vec::new();
@@ -105,6 +130,12 @@ impl<'a> Switch<'a> {
                 None => count(&self.counters.refused_host, 1),
             }
         }
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        self.slots
+            .iter()
+            .position(|slot| matches!(slot, Slot::Free))
     }
 
     fn watch(&self, socket: &OwnedFd, slot: usize) -> io::Result<()> {
@@ -188,7 +219,9 @@ impl<'a> Switch<'a> {
         let is_ours = header.dst_cid == HOST_CID && header.kind == STREAM;
         let slot = self.by_ports.get(&ports).copied().filter(|_| is_ours);
         let Some(slot) = slot else {
-            if header.op != operation::RST {
+            if is_ours && header.op == operation::REQUEST {
+                self.request(ports, &header);
+            } else if header.op != operation::RST {
                 count(&self.counters.refused_guest, 1);
                 self.resets.push_back(header.reset());
             }
@@ -199,6 +232,10 @@ impl<'a> Switch<'a> {
             return;
         }
         let Slot::Connection(connection) = &mut self.slots[slot] else {
+            // It has to wait for the answer.
+            count(&self.counters.violations, 1);
+            self.remove(slot);
+            self.resets.push_back(header.reset());
             return;
         };
         let mut data = std::mem::take(&mut self.scratch);
@@ -207,6 +244,97 @@ impl<'a> Switch<'a> {
         let result = connection.take(&header, &data, &self.counters);
         self.scratch = data;
         self.go_on(slot, result);
+    }
+
+    /// The guest asks for a connection.
+    fn request(&mut self, ports: Ports, header: &Header) {
+        let free = self.free_slot().ok_or(Refusal::Full);
+        let asked = free.and_then(|slot| Ok((slot, self.requests.ask(ports.host)?)));
+        match asked {
+            Ok((slot, (id, until))) => {
+                self.by_ports.insert(ports, slot);
+                self.slots[slot] = Slot::Pending(*header);
+                self.pending.push_back(Pending { id, slot, until });
+            }
+            Err(refusal) => self.refuse(header, refusal),
+        }
+    }
+
+    fn refuse(&mut self, request: &Header, refusal: Refusal) {
+        let counter = match refusal {
+            Refusal::Program => &self.counters.refused_requests,
+            Refusal::Full => &self.counters.refused_requests_full,
+            Refusal::Silence => &self.counters.refused_requests_silent,
+        };
+        count(counter, 1);
+        self.resets.push_back(request.reset());
+    }
+
+    /// Takes the answers to the guest's requests. Those that can have none any more are refused.
+    pub(super) fn answered(&mut self) {
+        loop {
+            match self.requests.next() {
+                Ok(Some(Answer { id, socket })) => self.settle(id, socket),
+                Ok(None) => return,
+                Err(refusal) => {
+                    while let Some(pending) = self.pending.pop_front() {
+                        self.end_pending(pending.slot, Err(refusal));
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, id: u32, socket: Option<OwnedFd>) {
+        // The socket is closed if the guest has given up, or was refused.
+        let Some(at) = self.pending.iter().position(|pending| pending.id == id) else {
+            return;
+        };
+        let Some(Pending { slot, .. }) = self.pending.remove(at) else {
+            return;
+        };
+        let socket = socket.ok_or(Refusal::Program);
+        let watched = socket.and_then(|socket| match self.watch(&socket, slot) {
+            Ok(()) => Ok(socket),
+            Err(_) => Err(Refusal::Full),
+        });
+        self.end_pending(slot, watched);
+    }
+
+    /// Refuses the requests that have waited too long. Answers are [taken](Switch::answered) before.
+    pub(super) fn expire(&mut self, now: Instant) {
+        while let Some(pending) = self.pending.pop_front_if(|pending| pending.until <= now) {
+            self.end_pending(pending.slot, Err(Refusal::Silence));
+        }
+    }
+
+    /// Returns when the next request will have waited too long.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.pending.front().map(|pending| pending.until)
+    }
+
+    /// A request has its socket, which is watched, or is refused.
+    fn end_pending(&mut self, slot: usize, result: Result<OwnedFd, Refusal>) {
+        let Slot::Pending(request) = std::mem::replace(&mut self.slots[slot], Slot::Free) else {
+            return;
+        };
+        let ports = Ports {
+            host: request.dst_port,
+            guest: request.src_port,
+        };
+        match result {
+            Ok(socket) => {
+                let connection = Connection::accepted(ports, socket, &request);
+                self.slots[slot] = Slot::Connection(Box::new(connection));
+                count(&self.counters.opened_by_guest, 1);
+                self.make_ready(slot);
+            }
+            Err(refusal) => {
+                self.by_ports.remove(&ports);
+                self.refuse(&request, refusal);
+            }
+        }
     }
 
     /// Writes the next packet for the guest into a buffer of the driver. Returns its length; `None`
@@ -280,11 +408,37 @@ impl<'a> Switch<'a> {
         match std::mem::replace(&mut self.slots[slot], Slot::Free) {
             Slot::Connection(connection) => {
                 self.by_ports.remove(&connection.ports);
+                unwatch(self.epoll, connection.socket());
                 Some(connection)
+            }
+            Slot::Pending(request) => {
+                self.by_ports.remove(&Ports {
+                    host: request.dst_port,
+                    guest: request.src_port,
+                });
+                self.pending.retain(|pending| pending.slot != slot);
+                None
             }
             Slot::Free | Slot::Greeting { .. } => None,
         }
     }
+}
+
+impl Drop for Switch<'_> {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            if let Slot::Connection(connection) = slot {
+                unwatch(self.epoll, connection.socket());
+            }
+        }
+    }
+}
+
+/// Has a socket not be signalled any more. Its end alone would not do: the connector's copy of it may
+/// live a moment longer.
+fn unwatch(epoll: &Epoll, socket: &OwnedFd) {
+    let none = EpollEvent::default();
+    let _ = epoll.ctl(ControlOperation::Delete, socket.as_raw_fd(), none);
 }
 
 /// Reads one byte; `None` at the end.

@@ -3,14 +3,16 @@ use std::{
     net::Shutdown,
     os::unix::net::UnixStream,
     sync::atomic::Ordering::Relaxed,
+    time::Duration,
 };
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::virtio::vsock::{
-    WINDOW_BYTES,
+    Connector, WINDOW_BYTES,
     packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND},
+    requests::{ANSWERED_WITHIN, tests::Played},
 };
 
 const CID: u32 = 7;
@@ -26,21 +28,35 @@ struct Rig<'a> {
     listener: UnixListener,
     path: std::path::PathBuf,
     counters: Arc<VsockCounters>,
+    /// Connects the guest to programs, if there is a connector.
+    programs: Played,
     _folder: tempfile::TempDir,
 }
 
 impl<'a> Rig<'a> {
     fn new(epoll: &'a Epoll) -> Rig<'a> {
+        Rig::with(epoll, Played::new(), false)
+    }
+
+    /// With a connector.
+    fn connected(epoll: &'a Epoll) -> Rig<'a> {
+        Rig::with(epoll, Played::new(), true)
+    }
+
+    fn with(epoll: &'a Epoll, programs: Played, is_there: bool) -> Rig<'a> {
+        let connector = is_there.then(|| Box::new(programs.clone()) as Box<dyn Connector>);
+        let requests = Requests::new(connector, ANSWERED_WITHIN);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         let counters: Arc<VsockCounters> = Arc::default();
         Rig {
-            switch: Switch::new(CID, epoll, counters.clone()),
+            switch: Switch::new(CID, epoll, counters.clone(), Rc::new(requests)),
             listener,
             path,
             counters,
+            programs,
             _folder: folder,
         }
     }
@@ -446,7 +462,8 @@ fn packets_of_no_connection_are_refused_and_nonsense_is_dropped() {
     assert_eq!(rig.operations(), [operation::RST], "no stream");
     rig.send(of(operation::RST, header), &[]);
     assert_eq!(rig.operations(), NONE, "an RST is not answered");
-    assert_eq!(rig.counters.refused_guest.load(Relaxed), 6);
+    assert_eq!(rig.counters.refused_guest.load(Relaxed), 5);
+    assert_eq!(rig.counters.refused_requests.load(Relaxed), 1);
 
     rig.send(
         Header {
@@ -510,27 +527,48 @@ fn connections_are_bounded_and_one_that_ends_makes_room() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Any packets of a guest: no panic, and no more held than the window.
+    /// Any packets of a guest, and any answers to its requests: no panic, and no more held than the
+    /// window.
     #[test]
     fn the_switch_outlives_any_guest(
         packets in prop::collection::vec(
             (
-                prop_oneof![6 => 0_u16..9, 1 => any::<u16>()],
+                prop_oneof![3 => Just(operation::REQUEST), 6 => 0_u16..9, 1 => any::<u16>()],
                 prop_oneof![4 => Just(0_u32), 2 => 0_u32..4, 1 => any::<u32>()],
                 prop_oneof![Just(ROOM), any::<u32>()],
                 prop_oneof![Just(0), any::<u32>()],
-                prop_oneof![4 => Just(true), 1 => Just(false)],
+                // Of the connection that is open, of few others, or of any.
+                prop_oneof![4 => Just(0), 2 => 1_u32..4, 1 => any::<u32>()],
+                // What becomes of the oldest request: an answer, none, or time.
+                prop_oneof![2 => Just(None), 3 => (0_u8..3).prop_map(Some)],
                 prop_oneof![4 => 0_usize..3000, 1 => Just(WINDOW_BYTES as usize), 1 => Just(0)],
             ),
             1..40,
         ),
     ) {
         let epoll = Epoll::new().unwrap();
-        let mut rig = Rig::new(&epoll);
+        let mut rig = Rig::connected(&epoll);
         let (mut stream, header) = rig.open();
         let _ = stream.write_all(&pattern(5_000));
-        for (op, flags, buf_alloc, fwd_cnt, is_known, bytes) in packets {
-            let dst_port = header.dst_port.wrapping_add(u32::from(!is_known));
+        let (mut asked, mut programs) = (VecDeque::new(), Vec::new());
+        for (op, flags, buf_alloc, fwd_cnt, other, answer, bytes) in packets {
+            asked.extend(rig.programs.asked());
+            match answer {
+                Some(0) => rig.switch.expire(Instant::now() + ANSWERED_WITHIN),
+                Some(how) => if let Some((id, _)) = asked.pop_front() {
+                    match how {
+                        1 => rig.programs.answer(id, None),
+                        _ => {
+                            let mut program = rig.programs.connect(id);
+                            let _ = program.write_all(&pattern(5_000));
+                            programs.push(program);
+                        }
+                    }
+                    rig.switch.answered();
+                }
+                None => {}
+            }
+            let dst_port = header.dst_port.wrapping_add(other);
             let packet = Header { op, flags, buf_alloc, fwd_cnt, dst_port, ..header };
             rig.send(packet, &pattern(bytes));
             for (_, data) in rig.packets() {
@@ -543,3 +581,6 @@ proptest! {
         prop_assert_eq!(read(&mut other), b"well");
     }
 }
+
+#[path = "asked_test.rs"]
+mod asked;

@@ -4,15 +4,17 @@ use std::{
         fd::{AsRawFd, RawFd},
         unix::net::UnixListener,
     },
+    rc::Rc,
     sync::{Arc, mpsc},
+    time::{Duration, Instant},
 };
 
 use libc::iovec;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::{
-    EVENTS, MAX_CONNECTIONS, RX, TX, VsockCounters, counters::count, packet::HEADER_BYTES,
-    switch::Switch,
+    Connector, EVENTS, MAX_CONNECTIONS, RX, TX, VsockCounters, counters::count,
+    packet::HEADER_BYTES, requests::Requests, switch::Switch,
 };
 use crate::{
     snapshot::{Model, Progress},
@@ -29,6 +31,7 @@ use crate::{
 const COMMAND: u64 = MAX_CONNECTIONS as u64;
 const LISTENER: u64 = COMMAND + 1;
 const KICK: u64 = COMMAND + 2;
+const ANSWERS: u64 = COMMAND + 3;
 /// Most signals that are taken at a time.
 const SIGNALS: usize = 64;
 /// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: all connections have ended, and the address may be another.
@@ -51,18 +54,21 @@ pub(super) struct Worker {
     pub(super) cid: u32,
     pub(super) inbox: Inbox<Command>,
     pub(super) listener: UnixListener,
+    pub(super) connector: Option<Box<dyn Connector>>,
+    pub(super) answered_within: Duration,
     pub(super) epoll: Epoll,
     pub(super) counters: Arc<VsockCounters>,
 }
 
 impl Worker {
     /// Body of the thread.
-    pub(super) fn run(self) {
+    pub(super) fn run(mut self) {
+        let requests = Rc::new(Requests::new(self.connector.take(), self.answered_within));
         let mut command = self.inbox.wait();
         while let Some(given) = command {
             self.inbox.answer();
             command = match given {
-                Command::Start(activation) => self.serve(*activation),
+                Command::Start(activation) => self.serve(*activation, &requests),
                 Command::Stop | Command::Suspend(_) | Command::Resume => self.inbox.wait(),
                 Command::Exit => return,
             };
@@ -71,7 +77,7 @@ impl Worker {
 
     /// Serves until there is another command, which is returned. The activation is dropped by
     /// then, and all connections are closed.
-    fn serve(&self, activation: Activation) -> Option<Command> {
+    fn serve(&self, activation: Activation, requests: &Rc<Requests>) -> Option<Command> {
         let Activation {
             memory,
             features,
@@ -83,10 +89,16 @@ impl Worker {
         let watched = [(self.inbox.descriptor(), COMMAND)]
             .into_iter()
             .chain([(self.listener.as_raw_fd(), LISTENER)])
+            .chain(requests.descriptor().map(|answers| (answers, ANSWERS)))
             .chain(queues.iter().map(|queue| (queue.kick.as_raw_fd(), KICK)));
         let watched: Vec<_> = watched.collect();
         let served = self.watch(&watched).and_then(|()| {
-            let mut switch = Switch::new(self.cid, &self.epoll, self.counters.clone());
+            let mut switch = Switch::new(
+                self.cid,
+                &self.epoll,
+                self.counters.clone(),
+                requests.clone(),
+            );
             let mut queues = Queues::new(&queues, features, memory, &*signals)?;
             if let Some(Model::Vsock { next_port }) = restored {
                 switch.begin_at(next_port);
@@ -140,7 +152,7 @@ impl Worker {
                 command => return Ok(command),
             }
             let is_busy = queues.exchange(&mut switch)?;
-            let timeout = if is_busy { 0 } else { -1 };
+            let timeout = if is_busy { 0 } else { patience(&switch) };
             let ready = match self.epoll.wait(timeout, &mut events) {
                 Ok(ready) => ready,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
@@ -150,10 +162,31 @@ impl Worker {
                 match event.data() {
                     COMMAND => self.inbox.quiet(),
                     LISTENER => switch.accept(&self.listener),
+                    ANSWERS => switch.answered(),
                     KICK => {}
                     slot => switch.signalled(slot as usize, event.event_set()),
                 }
             }
+            if switch
+                .next_expiry()
+                .is_some_and(|until| until <= Instant::now())
+            {
+                // What was answered during a pause is answered in time.
+                switch.answered();
+                switch.expire(Instant::now());
+            }
+        }
+    }
+}
+
+/// Returns for how long to wait for a signal, ms; -1: for ever.
+fn patience(switch: &Switch<'_>) -> i32 {
+    match switch.next_expiry() {
+        None => -1,
+        Some(until) => {
+            let left = until.saturating_duration_since(Instant::now());
+            // Not so short that it would have to wait again.
+            left.as_millis() as i32 + 1
         }
     }
 }
