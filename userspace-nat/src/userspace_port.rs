@@ -35,7 +35,9 @@ use slipgate_abi::{
     Direction, DropReason, FlowRef, Ip4, Ip6, PortHeader, VmRow,
     datapath::{Maps, engine_port, guest_egress, identity, uplink_ingress},
     portframe::PortFlags,
+    rate::RateRef,
     segment::{self, Segments},
+    vm::VmFlags,
 };
 
 use slipgate_model::{FlowTuple, TupleKey, USERSPACE_GUEST, USERSPACE_PORT};
@@ -263,6 +265,16 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
             });
         }
         self.count_of_guest(reason, single(len));
+    }
+
+    fn limits(&self) -> Option<RateRef> {
+        let maps = self.tables.maps();
+        let tap = maps.tap(GUEST)?;
+        let flags = maps.vm(tap.vm_row, tap.vm)?.flags().load(Relaxed);
+        match flags & VmFlags::LIMITED {
+            0 => None,
+            _ => maps.rates(tap.vm_row),
+        }
     }
 
     fn gateway(&self, version: Version) -> Option<IpAddr> {
@@ -545,6 +557,11 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
     fn recv(&mut self, batch: &mut Batch) -> io::Result<()> {
         let now_ns = SystemClock.now_ns();
         self.is_relays_turn = !self.is_relays_turn;
+        if self.sockets.has_waiting() {
+            // Before datagrams take what streams have waited for.
+            let (sockets, epoll, mut out, _) = self.parts(now_ns);
+            sockets.send_in_turns(epoll, &mut out, now_ns);
+        }
         // What was left of the last turn comes without an event.
         let mut is_readable = self.has_input();
         let mut ready = std::mem::take(&mut self.ready);

@@ -228,6 +228,18 @@ impl RateRef {
         Ok(())
     }
 
+    /// Limit of bytes of a direction, L3 bytes per second; 0 if there is none.
+    pub fn bytes_per_second(self, direction: Direction) -> u64 {
+        let [_, bytes] = self.limits(direction);
+        load64(bytes.per_second())
+    }
+
+    /// Debt of a direction's limit of bytes: the time that the bytes that passed will have taken, ns.
+    pub fn byte_debt_ns(self, direction: Direction, now_ns: u64) -> u64 {
+        let [_, bytes] = self.limits(direction);
+        ahead_ns(load64(bytes.paid_until_ns()), now_ns).max(0) as u64
+    }
+
     #[inline(always)]
     fn limits(self, direction: Direction) -> [LimitRef; 2] {
         let limits = self.of(direction);

@@ -5,7 +5,8 @@
 
 use std::{
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -26,10 +27,11 @@ use crate::{
 };
 
 matrix! {
-    a_stream_gets_its_rate_and_a_short_queue_each_way: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md)";
+    a_stream_gets_its_rate_and_a_short_queue_each_way: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_stream_over_a_distance_gets_its_rate: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode polices rates (policy.md)";
+        without [user_ipv4, user_ipv6]: "with 10 ms on the guest's own link Reno had 0.74 of the rate up (performance.md)";
+    streams_share_a_rate_and_datagrams_above_it_stop_none: [user_ipv4, user_ipv6],
+        without [hybrid_ipv4, hybrid_ipv6]: "packets of all flows wait in one queue of the kernel's";
 }
 
 /// 100 Mb/s, L3 bytes per second.
@@ -47,6 +49,7 @@ const IPV4_DATA_LEN: f64 = 1_448.0;
 const MORE_HEADER_LEN: f64 = 20.0;
 const MEASURED_FOR: Duration = Duration::from_secs(5);
 const STALL: Duration = Duration::from_secs(10);
+const STREAMS: usize = 4;
 /// Largest increase of the round trip by a full queue.
 const MOST_INFLATION: Duration = Duration::from_millis(20);
 /// A machine that runs other tests wakes a process late.
@@ -137,6 +140,10 @@ fn measure(stand: &Stand, control: &str, up: bool) -> Figures {
 fn a_stream_gets_its_rate_and_a_short_queue_each_way(cell: Cell) {
     let _turn = turns::alone("it measures a stream's rate and round trips beside it");
     let stand = Stand::of(cell, &RATES);
+    for way in ["tx", "rx"] {
+        let limits = &stand.slipgate.stats().unwrap()["vms"][0]["limits"][way];
+        assert_eq!(limits["is_shaped"], true, "{limits}");
+    }
     for control in ["cubic", "reno"] {
         for up in [true, false] {
             let figures = measure(&stand, control, up);
@@ -144,6 +151,10 @@ fn a_stream_gets_its_rate_and_a_short_queue_each_way(cell: Cell) {
                 (0.95..1.02).contains(&figures.share),
                 "{control} {up}: {figures}"
             );
+            if !cell.is_hybrid() {
+                // What waits is not dropped.
+                assert_eq!(figures.dropped, 0, "{control} {up}: {figures}");
+            }
             let inflation = figures.loaded.saturating_sub(figures.idle);
             assert!(inflation <= MOST_INFLATION, "{control} {up}: {figures}");
             let worst = figures.loaded_p95.saturating_sub(figures.idle);
@@ -172,6 +183,68 @@ fn a_stream_over_a_distance_gets_its_rate(cell: Cell) {
             );
         }
     }
+}
+
+/// Part of the rate that each of several streams has, which begin together.
+fn shares(stand: &Stand, address: SocketAddr, up: bool) -> Vec<f64> {
+    thread::scope(|scope| {
+        let measured = || {
+            stand.run(|| match up {
+                true => tcp::rate_up(address, MEASURED_FOR, STALL).unwrap(),
+                false => tcp::rate_down(address, MEASURED_FOR, STALL).unwrap(),
+            })
+        };
+        let streams: Vec<_> = (0..STREAMS).map(|_| scope.spawn(measured)).collect();
+        let rates = streams.into_iter().map(|stream| stream.join().unwrap());
+        rates.map(|rate| share(&rate, stand.cell)).collect()
+    })
+}
+
+fn streams_share_a_rate_and_datagrams_above_it_stop_none(cell: Cell) {
+    let _turn = turns::alone("it measures streams' parts of a rate");
+    let stand = Stand::of(cell, &RATES);
+    let server = cell.server();
+    let streams = TcpServer::start(&stand.world.net, (server, 80), TcpService::Streams).unwrap();
+    let echo = UdpServer::start(&stand.world.net, (server, 7), UdpService::Echo).unwrap();
+    let before = stand.dropped("byte_rate");
+    for up in [true, false] {
+        let shares = shares(&stand, streams.address(), up);
+        println!("up {up}: {shares:.3?}");
+        let fair = 1.0 / STREAMS as f64;
+        assert!(shares.iter().sum::<f64>() > 0.93, "{shares:?}");
+        assert!(shares.iter().all(|share| *share > fair / 3.0), "{shares:?}");
+    }
+    assert_eq!(
+        stand.dropped("byte_rate"),
+        before,
+        "what waits is not dropped"
+    );
+    // The server sends the guest's echo more than the rate.
+    let socket = stand
+        .run(|| UdpSocket::bind((cell.family.unspecified(), 0)))
+        .unwrap();
+    socket.send_to(b"x", echo.address()).unwrap();
+    let flow = crate::eventually("the flow", || stand.flows_to(echo.address()).pop());
+    let nat: SocketAddr = flow.nat.parse().unwrap();
+    let ends = AtomicBool::new(false);
+    let rate = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Relaxed) {
+                for _ in 0..80 {
+                    let _ = echo.send_to(&[7; 1_400], nat);
+                }
+                thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let address = streams.address();
+        let rate = stand.run(|| tcp::rate_down(address, MEASURED_FOR, STALL));
+        ends.store(true, Relaxed);
+        rate.unwrap()
+    });
+    let (share, dropped) = (share(&rate, cell), stand.dropped("byte_rate") - before);
+    println!("beside datagrams: {share:.3} of the rate, {dropped} packets dropped");
+    assert!(!rate.stalled && share > 0.01, "{share}");
+    assert!(dropped > 1_000, "{dropped}");
 }
 
 /// Somebody else's queue at the TAP, and a device of the pacing device's name: both rates are policed,

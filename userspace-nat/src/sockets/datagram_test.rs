@@ -44,6 +44,10 @@ impl ToGuest for Taken {
         self.lost.push((reason, 0, len));
     }
 
+    fn limits(&self) -> Option<slipgate_abi::rate::RateRef> {
+        None
+    }
+
     fn gateway(&self, version: Version) -> Option<IpAddr> {
         Some(version.unspecified())
     }

@@ -15,6 +15,8 @@
 //!   joined one GSO frame. Single datagrams of one flow that are read together leave and arrive so,
 //!   too (`burst`, `inbox`). What is too long for its way is the guest's to know (`path_mtu`).
 //!
+//! Where the VM's rate of bytes is limited, its streams keep to it by themselves (`pace`).
+//!
 //! A socket lives as long as its flow: once a second those whose flow is gone are closed
 //! ([`Sockets::sweep`]). There are as many sockets as flows at most. Whether the host has one for a flow
 //! is asked before the flow is admitted ([`HostSockets`]). If it can't be bound or connected, the guest
@@ -23,6 +25,7 @@ mod burst;
 mod datagram;
 mod errors;
 mod inbox;
+mod pace;
 mod path_mtu;
 mod put_off;
 mod stream;
@@ -38,10 +41,17 @@ use std::{
 
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use slipgate_abi::{Direction, DropReason};
+use slipgate_abi::{Direction, DropReason, rate::RateRef};
 use slipgate_model::FlowTuple;
 
-use self::{burst::Burst, datagram::Datagrams, inbox::Inbox, path_mtu::IfTooLong, put_off::PutOff};
+use self::{
+    burst::Burst,
+    datagram::Datagrams,
+    inbox::Inbox,
+    pace::{ByteRates, Pace},
+    path_mtu::IfTooLong,
+    put_off::PutOff,
+};
 use crate::{
     host_sockets::HostSockets,
     packet::{Packet, Transport, Version},
@@ -86,6 +96,8 @@ pub trait ToGuest {
     fn not_sent(&mut self, tuple: &FlowTuple, reason: DropReason, len: usize);
     /// The gateway's address of a family that the guest has.
     fn gateway(&self, version: Version) -> Option<IpAddr>;
+    /// The VM's limits, if it has any.
+    fn limits(&self) -> Option<RateRef>;
 }
 
 /// A socket, with the flow that it is for.
@@ -96,6 +108,10 @@ struct Endpoint {
     /// Time for which the earliest entry in the heap of timers is, ns.
     scheduled_ns: Option<u64>,
     is_queued: bool,
+    /// Whether it is in the row of streams that wait to send to the guest, and of those whose guest waits
+    /// for its window.
+    waits_to_send: bool,
+    waits_for_window: bool,
 }
 
 #[derive(Debug)]
@@ -133,6 +149,7 @@ pub struct Sockets {
     /// Room for the guest's segments that came early.
     early: EarlyRoom,
     put_off: PutOff,
+    pace: Pace,
     host: Rc<HostSockets>,
 }
 
@@ -157,6 +174,7 @@ impl Sockets {
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
             early: EarlyRoom::default(),
             put_off: PutOff::default(),
+            pace: Pace::default(),
             host: Rc::new(HostSockets::new(most_files)),
         }
     }
@@ -250,6 +268,11 @@ impl Sockets {
                 self.stream_due(key, guest, now_ns);
             }
         }
+        if self.queued.is_empty() && self.pace.is_idle() {
+            return false;
+        }
+        let rates = ByteRates::of(guest);
+        self.open_due_windows(rates.from_guest.as_ref(), now_ns);
         for _ in 0..self.queued.len() {
             if !guest.has_room() {
                 return false;
@@ -259,10 +282,11 @@ impl Sockets {
             };
             if let Some(endpoint) = self.endpoints.get_mut(&key) {
                 endpoint.is_queued = false;
-                self.stream_sends(key, epoll, guest, now_ns);
+                self.stream_sends(key, rates, epoll, guest, now_ns);
             }
         }
-        !self.queued.is_empty() && guest.has_room()
+        let have_turns = self.has_waiting() && self.send_in_turns(epoll, guest, now_ns);
+        (have_turns || !self.queued.is_empty()) && guest.has_room()
     }
 
     /// Returns the time at which [`Sockets::work`] or [`Sockets::sweep`] has something to do, ns.
@@ -273,6 +297,7 @@ impl Sockets {
             .into_iter()
             .chain(sweep)
             .chain(self.put_off.due_ns())
+            .chain(self.pace.due_ns())
             .min()
     }
 
@@ -299,21 +324,27 @@ impl Sockets {
             }
         };
         self.by_tuple.insert(tuple, key);
+        let is_stream = matches!(socket, Kind::Stream(_));
         let endpoint = Endpoint {
             tuple,
             socket,
             scheduled_ns: None,
             is_queued: false,
+            waits_to_send: false,
+            waits_for_window: false,
         };
+        self.pace.streams += usize::from(is_stream);
         self.endpoints.insert(key, endpoint);
         key
     }
 
     /// Forgets a socket, which is closed.
     fn remove(&mut self, key: u32) {
-        if let Some(endpoint) = self.endpoints.remove(&key)
-            && self.by_tuple.get(&endpoint.tuple) == Some(&key)
-        {
+        let Some(endpoint) = self.endpoints.remove(&key) else {
+            return;
+        };
+        self.pace.streams -= usize::from(matches!(endpoint.socket, Kind::Stream(_)));
+        if self.by_tuple.get(&endpoint.tuple) == Some(&key) {
             self.by_tuple.remove(&endpoint.tuple);
         }
     }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::epoll::Epoll;
 
-use super::{Sockets, ToGuest};
+use super::{Sockets, ToGuest, pace::ByteRates};
 
 /// Sockets, or acknowledgements, from which on what is put off is done at a turn's end.
 const MOST: usize = 16;
@@ -78,7 +78,7 @@ impl Sockets {
         self.put_off.close_all();
         let mut keys = std::mem::take(&mut self.put_off.acknowledgements);
         for key in keys.drain(..) {
-            self.stream_sends(key, epoll, guest, now_ns);
+            self.stream_sends(key, ByteRates::default(), epoll, guest, now_ns);
         }
         self.put_off.acknowledgements = keys;
     }

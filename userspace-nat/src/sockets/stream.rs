@@ -6,7 +6,9 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use slipgate_model::FlowTuple;
 
 use super::{
-    Delivered, Endpoint, FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, system, watch,
+    Delivered, Endpoint, FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest,
+    pace::{ByteRate, ByteRates},
+    system, watch,
 };
 use crate::{
     packet::{Packet, Version, transport::Tcp},
@@ -82,7 +84,7 @@ impl Sockets {
         stream.is_none_or(|stream| stream.connection().may_be_followed_by(syn))
     }
 
-    fn stream(&mut self, key: u32) -> Option<&mut Stream> {
+    pub(super) fn stream(&mut self, key: u32) -> Option<&mut Stream> {
         stream_of(&mut self.endpoints, key)
     }
 
@@ -145,6 +147,10 @@ impl Sockets {
             if !flags.contains(EpollFlags::EPOLLOUT) {
                 return;
             }
+            self.hold_first_window(key, guest);
+            let Some(stream) = self.stream(key) else {
+                return;
+            };
             return match stream.connected(now_ns) {
                 Ok(header) => {
                     // What comes later is an event of its own: to look for it now would be in vain.
@@ -190,36 +196,76 @@ impl Sockets {
     }
 
     /// Sends what the socket has, as far as the guest takes it, and the acknowledgement that is
-    /// owed.
+    /// owed. Where the rate to the guest is limited, data waits for its turn.
     pub(super) fn stream_sends(
         &mut self,
         key: u32,
+        rates: ByteRates,
         epoll: &Epoll,
         guest: &mut impl ToGuest,
         now_ns: u64,
     ) {
         let mut frames = 0;
-        while let Some(stream) = self.stream(key)
-            && let Some(place) = stream.sendable(now_ns)
-        {
-            if frames == FRAMES_PER_TURN || !guest.has_room() {
-                self.queue(key);
-                break;
-            }
-            match self.send_next(key, place, guest, now_ns) {
-                Ok(true) => frames += 1,
-                Ok(false) => break,
-                Err(_) => return self.reset_guest(key, guest),
+        if rates.to_guest.is_some() {
+            self.wait_to_send(key, now_ns);
+        } else {
+            while let Some(stream) = self.stream(key)
+                && let Some(place) = stream.sendable(now_ns)
+            {
+                if frames == FRAMES_PER_TURN || !guest.has_room() {
+                    self.queue(key);
+                    break;
+                }
+                match self.send_next(key, place, guest, now_ns) {
+                    Ok(true) => frames += 1,
+                    Ok(false) => break,
+                    Err(_) => return self.reset_guest(key, guest),
+                }
             }
         }
         let Some(stream) = self.stream(key) else {
             return;
         };
-        if let Some(header) = stream.acknowledgement() {
-            self.write_of(key, &header, guest);
+        if rates.from_guest.is_some() || stream.connection().is_window_held() {
+            self.open_window_of(key, rates.from_guest.as_ref(), now_ns);
+        }
+        self.acknowledge(key, guest);
+        self.wait_for_room(key, epoll);
+        self.settle_timer(key);
+    }
+
+    /// Sends one frame of a stream whose rate is limited. The stream waits again if it has more.
+    pub(super) fn stream_sends_one(
+        &mut self,
+        key: u32,
+        rate: &ByteRate,
+        epoll: &Epoll,
+        guest: &mut impl ToGuest,
+        now_ns: u64,
+    ) {
+        let Some(stream) = self.stream(key) else {
+            return;
+        };
+        let Some(mut place) = stream.sendable(now_ns) else {
+            return;
+        };
+        place.most = place.most.min(rate.most_payload(stream.connection().mss()));
+        match self.send_next(key, place, guest, now_ns) {
+            Ok(true) => self.wait_to_send(key, now_ns),
+            Ok(false) => {}
+            Err(_) => return self.reset_guest(key, guest),
         }
         self.wait_for_room(key, epoll);
         self.settle_timer(key);
+    }
+
+    /// Sends the acknowledgement that a stream owes.
+    fn acknowledge(&mut self, key: u32, guest: &mut impl ToGuest) {
+        if let Some(stream) = self.stream(key)
+            && let Some(header) = stream.acknowledgement()
+        {
+            self.write_of(key, &header, guest);
+        }
     }
 
     /// Sends the next frame of the socket's data, or its end. Returns whether more may follow.

@@ -64,6 +64,10 @@ impl ToGuest for Taken {
         panic!("{reason:?}: {len} bytes");
     }
 
+    fn limits(&self) -> Option<slipgate_abi::rate::RateRef> {
+        None
+    }
+
     fn gateway(&self, version: Version) -> Option<IpAddr> {
         Some(version.unspecified())
     }

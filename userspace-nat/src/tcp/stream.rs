@@ -459,6 +459,18 @@ impl Stream {
         Some(self.connection.acknowledge(room))
     }
 
+    /// Lets the guest send so many bytes more, as far as the socket has room.
+    pub(crate) fn allow(&mut self, bytes: u32) {
+        self.connection.allow(bytes);
+        self.reopen_window();
+    }
+
+    /// Has the window open as far as the socket has room and the guest may send.
+    pub(crate) fn reopen_window(&mut self) {
+        let room = self.room();
+        self.connection.widen_window(room);
+    }
+
     /// Whether an event should tell when the send queue has room again, because the guest may wait for
     /// that. The caller asks for one anew, so that the kernel notes that somebody waits, or reports at
     /// once that there is room; and says so by [`Stream::waits_for_room`].

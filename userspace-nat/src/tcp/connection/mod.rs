@@ -133,6 +133,8 @@ pub struct Connection {
     next_from_guest: u32,
     /// Sequence number behind the window that was announced last. It never goes back.
     edge: u32,
+    /// Sequence number behind which the window does not open, where the VM's rate holds its stream back.
+    allowed: Option<u32>,
     /// Shifts of our windows and of the guest's, if both scale.
     scales: Option<(u8, u8)>,
     mss: u16,
@@ -205,6 +207,7 @@ impl Connection {
             state,
             next_from_guest: 0,
             edge: 0,
+            allowed: None,
             scales: None,
             mss: default_mss(version),
             most_mss: u16::MAX,

@@ -57,9 +57,56 @@ impl Connection {
     pub(super) fn open_window(&mut self, room: u32) {
         let most = u32::from(u16::MAX) << self.scales.map_or(0, |(ours, _)| ours);
         let edge = self.next_from_guest.wrapping_add(room.min(most));
+        let edge = self.allowed.map_or(edge, |allowed| earlier(edge, allowed));
         if before(self.edge, edge) && self.is_receiving_or_before() {
             self.edge = edge;
         }
+    }
+
+    /// Has the window open to `bytes` at most from now on, or as far as it is open already, until more is
+    /// allowed.
+    pub(crate) fn hold_window(&mut self, bytes: u32) {
+        let to = self.next_from_guest.wrapping_add(bytes);
+        self.allowed = Some(later(self.edge, to));
+    }
+
+    /// Has the window open as far as there is room from now on.
+    pub(crate) fn release_window(&mut self) {
+        self.allowed = None;
+    }
+
+    /// Whether the window opens only as far as is allowed.
+    pub(crate) fn is_window_held(&self) -> bool {
+        self.allowed.is_some()
+    }
+
+    /// Bytes that the guest may be allowed to send until there are `most` that it may: 0 once it has
+    /// ended, or where nothing holds it.
+    pub(crate) fn lacks(&self, most: u32) -> u32 {
+        let next = self.next_from_guest;
+        match self.allowed {
+            Some(allowed) if self.is_receiving() && before(next, allowed) => {
+                most.saturating_sub(allowed.wrapping_sub(next))
+            }
+            Some(_) if self.is_receiving() => most,
+            _ => 0,
+        }
+    }
+
+    /// Lets the guest send so many bytes more, if its window is held.
+    pub(crate) fn allow(&mut self, bytes: u32) {
+        let next = self.next_from_guest;
+        self.allowed = self
+            .allowed
+            .map(|allowed| later(allowed, next).wrapping_add(bytes));
+    }
+
+    /// Has the window open for `room` bytes, as far as the guest may send them. An acknowledgement is owed
+    /// if it does: one that says the same again would be a duplicate.
+    pub(crate) fn widen_window(&mut self, room: u32) {
+        let edge = self.edge;
+        self.open_window(if self.turned_away { 0 } else { room });
+        self.owes_ack |= self.edge != edge;
     }
 
     fn is_receiving_or_before(&self) -> bool {
