@@ -485,12 +485,13 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
             GuestLink::Rings(link) => {
                 let lost = link.settle();
+                let has_drained = link.has_drained();
                 let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
                 let (_, _, out, _) = self.parts(now_ns);
                 for lost in lost {
                     out.count_lost(lost.reason, lost.vnet, lost.len);
                 }
-                return Ok(has_accepted);
+                return Ok(has_accepted || has_drained);
             }
             GuestLink::Tap(_) => return Ok(false),
         };

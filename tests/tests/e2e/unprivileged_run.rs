@@ -386,13 +386,26 @@ fn measure_a_guest_in_user_mode() {
 #[test]
 #[ignore = "a measurement"]
 fn measure_the_engine_during_an_upload() {
-    const BYTES: u64 = 4_000_000_000;
     require_root_and_tun!();
     require_kvm!();
+    measure_the_engine("up");
+}
+
+/// As [`measure_the_engine_during_an_upload`], of a download.
+#[test]
+#[ignore = "a measurement"]
+fn measure_the_engine_during_a_download() {
+    require_root_and_tun!();
+    require_kvm!();
+    measure_the_engine("down");
+}
+
+fn measure_the_engine(way: &str) {
+    const BYTES: u64 = 4_000_000_000;
     let place = Place::new();
     let streams = TcpServer::start(&place.world.net, (SERVER_2, STREAMS), TcpService::Streams);
     let streams = streams.unwrap();
-    let line = format!("stream {} {BYTES} up; wait 60s", streams.address());
+    let line = format!("stream {} {BYTES} {way}; wait 60s", streams.address());
     let mut vm = start(&place, &line, &[]);
     let ran_ns = |vm: &MicroVm| {
         // Of its one thread (Documentation/scheduler/sched-stats.rst).

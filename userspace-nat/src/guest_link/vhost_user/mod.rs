@@ -17,9 +17,9 @@
 //! that breaks the protocol ([`Wrong`]) loses its connection. A driver that breaks a ring loses the ring,
 //! until the VMM sets it up again; a chain that is no frame is counted and given back.
 //!
-//! The queue for the guest is bounded as that of a stream: what its ring has no buffers for waits here;
-//! from [`ENOUGH_QUEUED`] bytes on no data is taken from the world's sockets, and from [`MOST_QUEUED`] on
-//! a frame is dropped.
+//! The queue for the guest is bounded: what its ring has no buffers for waits here; while something
+//! waits, no data is taken from the world's sockets ([`super::GuestLink::room`]), and from [`MOST_QUEUED`]
+//! bytes on a frame is dropped.
 //!
 //! The VMM of `slipgate run` ([`RingLink::of_own_vmm`]) is connected from the start, and nobody else can
 //! be. It stops the rings while its guest is paused: frames wait in the queue then, and a reset of its
@@ -58,7 +58,7 @@ use super::{
     framing::{FrameQueue, MOST_QUEUED},
     packets::{CSUM, Packet, TSO4, TSO6, USO4, USO6, sound, takes},
     segmentation,
-    stream::{ENOUGH_QUEUED, owned},
+    stream::owned,
 };
 use crate::{
     payload::Rest,
@@ -100,6 +100,8 @@ pub struct RingLink {
     /// Frames for which the ring had no room, with their headers, and their bytes together.
     queue: VecDeque<Vec<u8>>,
     queued: usize,
+    /// Whether some have waited since [`RingLink::has_drained`] said that none do.
+    has_waited: bool,
     /// Segments of a frame, before they are sent.
     segments: FrameQueue,
     /// Frames that were dropped after they had been queued, or in the ring.
@@ -126,6 +128,7 @@ impl RingLink {
             vmm,
             queue: VecDeque::new(),
             queued: 0,
+            has_waited: false,
             segments: FrameQueue::default(),
             lost: Vec::new(),
         }
@@ -299,9 +302,7 @@ impl RingLink {
     /// Bytes that wait for the guest; `None` while its driver takes none. While the VM is paused it takes
     /// no more.
     pub fn queued(&mut self) -> Option<usize> {
-        if self.queued >= ENOUGH_QUEUED {
-            self.flush();
-        }
+        self.flush();
         if self.takes_frames() {
             return Some(self.queued);
         }
@@ -371,6 +372,7 @@ impl RingLink {
         }
         let queued = [&header[..], frame].concat();
         self.queued += queued.len();
+        self.has_waited = true;
         self.queue.push_back(queued);
     }
 
@@ -442,6 +444,13 @@ impl RingLink {
             vmm.settle();
         }
         std::mem::take(&mut self.lost)
+    }
+
+    /// Whether frames have waited, and none does any more: who stopped because of them may go on. No kick
+    /// tells that, if the driver added its buffers before one was asked for. To be called at the end of
+    /// every turn.
+    pub fn has_drained(&mut self) -> bool {
+        self.queue.is_empty() && std::mem::take(&mut self.has_waited)
     }
 
     /// Ends the VMM's connection, and forgets what was under way to its guest.

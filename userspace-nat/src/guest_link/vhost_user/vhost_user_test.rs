@@ -10,6 +10,7 @@ use super::{
     *,
 };
 use crate::{
+    guest_link::{GuestLink, stream::ENOUGH_QUEUED},
     packet::Version,
     port::MAX_FRAME,
     tcp::{Header, headers_len, write_headers},
@@ -271,6 +272,45 @@ fn frames_wait_for_buffers_and_are_bounded() {
             .queued()
             .is_none_or(|queued| queued >= ENOUGH_QUEUED)
     );
+}
+
+#[test]
+fn no_data_is_made_behind_a_frame_that_waits() {
+    const KIB: usize = 1 << 10;
+    let mut vmm = ready(ALL);
+    let nobody = FakeVmm::new().link;
+    let frame = tcp(1_000);
+    let link = std::mem::replace(&mut vmm.link, nobody);
+    let mut link = GuestLink::Rings(Box::new(link));
+    assert_eq!(link.room(false), Some(256 * KIB));
+    assert_eq!(link.room(true), Some(384 * KIB));
+    assert_eq!(link.send(&frame), None);
+    assert_eq!(link.room(false), Some(0));
+    // A busy flow and relayed connections have their turns: these leave less than is drained in one.
+    assert_eq!(link.room(true), Some(128 * KIB - frame.len()));
+    // The driver adds a buffer, and no kick tells of it.
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    assert_eq!(link.room(false), Some(256 * KIB));
+    let GuestLink::Rings(rings) = &mut link else {
+        panic!("no rings");
+    };
+    rings.settle();
+    assert!(rings.has_drained());
+    assert!(!rings.has_drained());
+}
+
+#[test]
+fn a_queue_that_is_emptied_without_a_kick_says_so_once() {
+    let mut vmm = ready(ALL);
+    assert!(!vmm.link.has_drained());
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert!(!vmm.link.has_drained());
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    vmm.turn();
+    assert_eq!(vmm.used(RX).len(), 1);
+    assert!(vmm.link.has_drained());
+    assert!(!vmm.link.has_drained());
 }
 
 #[test]
