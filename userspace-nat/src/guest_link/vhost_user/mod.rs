@@ -5,7 +5,8 @@
 //! on frames pass between the guest's buffers and the engine, and the VMM has no part in them. A frame
 //! is copied once, out of the guest's memory ([`ring`]) or into it, behind its `virtio_net_hdr`, so that
 //! GSO frames pass whole both ways. Of a long segment of the guest's only the headers are copied; its
-//! payload a socket takes straight out of the guest's buffers ([`Rest`]), if it goes to one.
+//! payload a socket takes straight out of the guest's buffers ([`Rest`]), if it goes to one. That of a long
+//! segment for the guest is received straight into its buffers ([`Space`]).
 //!
 //! | state | entered by | frames for the guest |
 //! | --- | --- | --- |
@@ -61,8 +62,10 @@ use super::{
     stream::owned,
 };
 use crate::{
+    packet::Version,
     payload::Rest,
     port::{VNET_LEN, VirtioNetHdr},
+    space::Space,
 };
 
 /// Messages that one turn handles.
@@ -352,6 +355,50 @@ impl RingLink {
         segments.clear();
         self.segments = segments;
         (!pushed).then_some(DropReason::EngineBusy)
+    }
+
+    /// Room in the guest's buffers for a TCP frame of this version, of which `at` bytes from the Ethernet
+    /// header on are headers, and `most` at most are payload. There is none while frames wait, where the
+    /// guest takes no GSO frames, or where too many buffers would be filled. The caller returns it by
+    /// [`RingLink::put_space`] or [`RingLink::forget`] before anything else.
+    pub fn space(&mut self, version: Version, at: usize, most: usize) -> Option<Space> {
+        let needed = match version {
+            Version::V4 => CSUM | TSO4,
+            Version::V6 => CSUM | TSO6,
+        };
+        if !self.queue.is_empty() || self.offloads() & needed != needed || !self.takes_frames() {
+            return None;
+        }
+        let vmm = self.vmm.as_mut()?;
+        let format = vmm.format();
+        vmm.rings[RX].space(format, &vmm.memory.as_ref()?.guest, (at, most))
+    }
+
+    /// Is done with a space of which nothing came.
+    pub fn forget(&mut self, space: Space) {
+        if let Some(vmm) = &mut self.vmm {
+            vmm.rings[RX].forget(space);
+        }
+    }
+
+    /// Puts the frame into the ring whose payload, `len` bytes, is in a space: `headers`, with its
+    /// `virtio_net_hdr`. Returns the reason if it was dropped.
+    pub fn put_space(&mut self, headers: &[u8], space: Space, len: usize) -> Option<DropReason> {
+        let (header, beginning) = headers.split_first_chunk::<VNET_LEN>()?;
+        let Some(vmm) = &mut self.vmm else {
+            return Some(DropReason::StaleVm);
+        };
+        let format = vmm.format();
+        let (Some(memory), [ring, _]) = (&vmm.memory, &mut vmm.rings) else {
+            return Some(DropReason::StaleVm);
+        };
+        match ring.put_space(format, &memory.guest, [header, beginning], (space, len)) {
+            Ok(_) => {
+                ring.counts.frame(beginning.len() + len);
+                None
+            }
+            Err(Broken) => Some(DropReason::StaleVm),
+        }
     }
 
     /// Offloads that the guest accepts, `TUN_F_*`.
