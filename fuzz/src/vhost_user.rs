@@ -2,7 +2,8 @@
 //!
 //! Input: `features (8) | step …`. A step is a byte that says who does what, and its operands: messages
 //! on the connection, whole or in pieces, with descriptors or without; chains, kicks, and writes
-//! anywhere in the guest's memory, rings included; frames for the guest.
+//! anywhere in the guest's memory, rings included; frames for the guest, and bytes of a socket that go
+//! straight into its buffers.
 use userspace_nat::{
     guest_link::{
         Packet,
@@ -54,7 +55,7 @@ fn step(tape: &mut Tape<'_>, vmm: &mut FakeVmm, kept: &mut usize) {
         let at = u64::from(tape.u16()) << (tape.u8() % 6);
         MEMORY - 64 + at % (MEMORY_LEN + 128)
     };
-    match tape.u8() % 7 {
+    match tape.u8() % 8 {
         0 => {
             let bytes = tape.bytes();
             vmm.say(&bytes[..bytes.len().min(1_024)], &[]);
@@ -117,6 +118,12 @@ fn step(tape: &mut Tape<'_>, vmm: &mut FakeVmm, kept: &mut usize) {
                 *kept <= MOST_KEPT,
                 "{kept} bytes wait for a guest that reads nothing"
             );
+        }
+        6 => {
+            // Bytes of a socket go into the guest's buffers by one copy.
+            let (most, sent) = (usize::from(tape.u16()), usize::from(tape.u16()));
+            let comes = !tape.u8().is_multiple_of(8);
+            vmm.receive(1 + most % 60_000, &vec![0x45; sent % 60_000], comes);
         }
         _ => {
             if tape.u8().is_multiple_of(8) {

@@ -6,8 +6,8 @@
 //! judged as copied. Nothing here looks at the payload, and the peer gets what the guest has in its buffers
 //! when the kernel reads them: a guest that changes them meanwhile changes its own stream.
 //!
-//! That the buffers are in the guest's memory is checked before. The memory stays mapped as long as a
-//! [`Rest`] lives.
+//! That the buffers are in the guest's memory is checked before, and it stays mapped
+//! ([`crate::guest_buffers`]).
 #![expect(
     unsafe_code,
     reason = "the kernel reads memory that the guest may write, of which there is no slice of bytes"
@@ -24,20 +24,17 @@ use nix::{
     libc,
     sys::socket::{MsgFlags, send},
 };
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
+use vm_memory::GuestMemoryMmap;
+
+use crate::guest_buffers::{Buffer, GuestBuffers, NO_PIECE};
 
 /// Buffers in which the rest of a frame may be: what is in more is cheaper to copy.
 pub(crate) const MOST_BUFFERS: usize = 32;
 
-/// Address and length in bytes of a guest's buffer.
-pub(crate) type Buffer = (GuestAddress, u32);
-
 /// The last bytes of a frame, in the guest's memory.
 #[derive(Debug)]
 pub struct Rest {
-    memory: Arc<GuestMemoryMmap>,
-    buffers: Vec<Buffer>,
-    len: usize,
+    buffers: GuestBuffers,
     /// Bytes that sockets took out of the buffers.
     sent: Cell<usize>,
 }
@@ -49,14 +46,8 @@ impl Rest {
         memory: &Arc<GuestMemoryMmap>,
         buffers: Vec<Buffer>,
     ) -> Result<Self, Vec<Buffer>> {
-        let is_there = |(address, len): &Buffer| memory.get_slice(*address, *len as usize).is_ok();
-        if buffers.len() > MOST_BUFFERS || !buffers.iter().all(is_there) {
-            return Err(buffers);
-        }
         Ok(Self {
-            memory: memory.clone(),
-            len: buffers.iter().map(|(_, len)| *len as usize).sum(),
-            buffers,
+            buffers: GuestBuffers::new(memory, buffers, MOST_BUFFERS)?,
             sent: Cell::new(0),
         })
     }
@@ -64,7 +55,7 @@ impl Rest {
     /// Number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
-        self.len
+        self.buffers.len()
     }
 
     /// Bytes that sockets took out of the buffers.
@@ -74,36 +65,12 @@ impl Rest {
 
     /// The list of buffers, for another frame.
     pub(crate) fn into_buffers(self) -> Vec<Buffer> {
-        self.buffers
+        self.buffers.into_list()
     }
 
     /// Copies all of it to `into`, which has its length. Returns whether it could.
     pub fn copy_to(&self, into: &mut [u8]) -> bool {
-        into.len() == self.len && self.copy(0..self.len, into)
-    }
-
-    /// The parts of the buffers in which a range of the bytes is.
-    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (GuestAddress, usize)> {
-        let mut skipped = range.start;
-        let mut wanted = range.len();
-        self.buffers.iter().filter_map(move |(address, len)| {
-            let before = skipped.min(*len as usize);
-            skipped -= before;
-            let some = wanted.min(*len as usize - before);
-            wanted -= some;
-            (some > 0).then(|| (GuestAddress(address.0 + before as u64), some))
-        })
-    }
-
-    fn copy(&self, range: Range<usize>, mut into: &mut [u8]) -> bool {
-        for (address, len) in self.parts(range) {
-            let (now, later) = into.split_at_mut(len);
-            if self.memory.read_slice(now, address).is_err() {
-                return false;
-            }
-            into = later;
-        }
-        into.is_empty()
+        self.buffers.copy(0..self.len(), into)
     }
 
     /// Sends bytes on a socket, and a range of these behind them. Returns how many the socket took of
@@ -115,30 +82,17 @@ impl Rest {
         range: Range<usize>,
         flags: MsgFlags,
     ) -> nix::Result<usize> {
-        let none = libc::iovec {
-            iov_base: std::ptr::null_mut(),
-            iov_len: 0,
-        };
-        let mut pieces = [none; 1 + MOST_BUFFERS];
+        let mut pieces = [NO_PIECE; 1 + MOST_BUFFERS];
         pieces[0] = libc::iovec {
             iov_base: before.as_ptr().cast_mut().cast(),
             iov_len: before.len(),
         };
-        let mut count = 1;
-        for (address, len) in self.parts(range) {
-            let slice = self.memory.get_slice(address, len);
-            let slice = slice.map_err(|_| Errno::EFAULT)?;
-            pieces[count] = libc::iovec {
-                iov_base: slice.ptr_guard().as_ptr().cast_mut().cast(),
-                iov_len: len,
-            };
-            count += 1;
-        }
+        let count = 1 + self.buffers.pieces(range, &mut pieces[1..])?;
         // SAFETY: all zeroes is a message without address, pieces and control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.as_mut_ptr();
         message.msg_iovlen = count as _;
-        // SAFETY: the pieces are `before` and slices of the memory that `self` keeps mapped; the call
+        // SAFETY: the pieces are `before` and slices of the memory that `self` keeps mapped. The call
         // only reads them, and that they change meanwhile is no matter to the kernel.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags.bits()) };
         let sent = Errno::result(sent)? as usize;
@@ -166,7 +120,7 @@ impl<'p> Payload<'p> {
     pub(crate) fn new(here: &'p [u8], rest: Option<&'p Rest>) -> Self {
         Self {
             here,
-            rest: rest.map(|rest| (rest, 0..rest.len)),
+            rest: rest.map(|rest| (rest, 0..rest.len())),
         }
     }
 
@@ -202,7 +156,8 @@ impl<'p> Payload<'p> {
         let mut bytes = vec![0; self.len()];
         let (here, behind) = bytes.split_at_mut(self.here.len());
         here.copy_from_slice(self.here);
-        rest.copy(range.clone(), behind)
+        rest.buffers
+            .copy(range.clone(), behind)
             .then(|| bytes.into_boxed_slice())
     }
 

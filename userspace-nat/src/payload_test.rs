@@ -1,6 +1,7 @@
 use std::{io::Read as _, os::unix::net::UnixStream};
 
 use nix::sys::socket::{setsockopt, sockopt};
+use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 

@@ -32,7 +32,7 @@ use nix::{
     unistd::read,
 };
 use slipgate_abi::{
-    Direction, DropReason, FlowRef, Ip4, Ip6, PortHeader, VmRow,
+    Direction, DropReason, FlowRef, Ip4, Ip6, PortHeader, Verdict, VmRow,
     datapath::{Maps, engine_port, guest_egress, identity, uplink_ingress},
     portframe::PortFlags,
     rate::RateRef,
@@ -57,6 +57,7 @@ use crate::{
     },
     sockets::{Delivered, Sockets, ToGuest},
     software::{End, Environment, Frame, Run},
+    space::Space,
     stats::VmStats,
 };
 
@@ -200,6 +201,17 @@ impl<T: MemoryTables> Out<'_, T> {
         self.queue.len() < MOST_QUEUED
     }
 
+    /// Has the programs judge a frame of the world, whose last `rest_len` bytes are elsewhere.
+    fn judge_of_world(&self, vnet: VirtioNetHdr, bytes: &mut [u8], rest_len: usize) -> End {
+        bytes[..VNET_LEN].copy_from_slice(&vnet.encode());
+        bytes[VNET_LEN..L3_AT - 2].fill(0);
+        let ether_type = ethertype_of(&bytes[L3_AT..]);
+        bytes[L3_AT - 2..L3_AT].copy_from_slice(&ether_type.to_be_bytes());
+        let frame = Frame::new(vnet, 0, ether_type, bytes, VNET_LEN).with_rest(rest_len);
+        let run = Run::new(self.surroundings(), &frame);
+        uplink_ingress::run::<_, ETHERNET_LEN>(run)
+    }
+
     /// Counts a frame that the guest's link did not take, `len` bytes with both headers.
     fn count_lost(&self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
         let l3_len = len.saturating_sub(L3_AT);
@@ -219,6 +231,14 @@ impl<T: MemoryTables> Out<'_, T> {
     }
 }
 
+const fn delivered(end: End) -> Delivered {
+    match end {
+        End::Redirected(_) => Delivered::Yes,
+        End::Passed | End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
+        End::Dropped(_) | End::Discarded | End::Copied => Delivered::Dropped,
+    }
+}
+
 impl<T: MemoryTables> ToGuest for Out<'_, T> {
     fn has_room(&mut self) -> bool {
         self.link.room(false).is_some_and(|room| room > 0)
@@ -230,19 +250,63 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
             self.count_lost(reason, vnet, bytes.len());
             return Delivered::Dropped;
         }
-        bytes[..VNET_LEN].copy_from_slice(&vnet.encode());
-        bytes[VNET_LEN..L3_AT - 2].fill(0);
-        let ether_type = ethertype_of(&bytes[L3_AT..]);
-        bytes[L3_AT - 2..L3_AT].copy_from_slice(&ether_type.to_be_bytes());
-        let frame = Frame::new(vnet, 0, ether_type, bytes, VNET_LEN);
-        let run = Run::new(self.surroundings(), &frame);
-        let end = uplink_ingress::run::<_, ETHERNET_LEN>(run);
+        let end = self.judge_of_world(vnet, bytes, 0);
         self.pass_on(end, bytes);
-        match end {
-            End::Redirected(_) => Delivered::Yes,
-            End::Passed | End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
-            End::Dropped(_) | End::Discarded | End::Copied => Delivered::Dropped,
+        delivered(end)
+    }
+
+    fn space(&mut self, tuple: &FlowTuple, headers_len: usize, most: usize) -> Option<Space> {
+        let GuestLink::Rings(link) = &mut *self.link else {
+            return None;
+        };
+        // What is in its buffers the guest has. So nothing may be decided about the segment later.
+        let maps = self.tables.maps();
+        let tap = maps.tap(GUEST)?;
+        let vm = maps.vm(tap.vm_row, tap.vm)?;
+        let undecided = VmFlags::FROZEN | VmFlags::ASLEEP | VmFlags::LIMITED;
+        if vm.flags().load(Relaxed) & undecided != 0 {
+            return None;
         }
+        let slot = maps.slot(flow_of(&maps, tuple)?.slot)?;
+        if slot.verdict().load(Relaxed) != Verdict::Fast as u32 {
+            return None;
+        }
+        link.space(Version::of(tuple.remote), ETHERNET_LEN + headers_len, most)
+    }
+
+    fn forget(&mut self, space: Space) {
+        if let GuestLink::Rings(link) = &mut *self.link {
+            link.forget(space);
+        }
+    }
+
+    fn deliver_in(
+        &mut self,
+        vnet: VirtioNetHdr,
+        headers: &mut [u8],
+        space: Space,
+        len: usize,
+    ) -> Delivered {
+        let end = self.judge_of_world(vnet, headers, len);
+        match end {
+            End::Redirected(GUEST) => {
+                if let GuestLink::Rings(link) = &mut *self.link
+                    && let Some(reason) = link.put_space(headers, space, len)
+                {
+                    self.count_lost(reason, vnet, headers.len() + len);
+                }
+            }
+            // Nothing of ours: somebody else has changed the VM's row meanwhile.
+            End::Redirected(_) => {
+                let mut whole = [&headers[..], &vec![0; len]].concat();
+                if space.copy_to(&mut whole[headers.len()..]) {
+                    self.pass_on(end, &whole);
+                }
+                self.forget(space);
+            }
+            End::Dropped(_) | End::Discarded | End::Copied | End::Passed => self.forget(space),
+        }
+        delivered(end)
     }
 
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
@@ -504,12 +568,13 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
             GuestLink::Rings(link) => {
                 let lost = link.settle();
+                let has_drained = link.has_drained();
                 let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
                 let (_, _, out, _) = self.parts(now_ns);
                 for lost in lost {
                     out.count_lost(lost.reason, lost.vnet, lost.len);
                 }
-                return Ok(has_accepted);
+                return Ok(has_accepted || has_drained);
             }
             GuestLink::Tap(_) => return Ok(false),
         };
@@ -656,6 +721,9 @@ mod budget_tests;
 #[cfg(test)]
 #[path = "userspace_port_rings_test.rs"]
 mod rings_tests;
+#[cfg(test)]
+#[path = "userspace_port_space_test.rs"]
+mod space_tests;
 #[cfg(test)]
 #[path = "userspace_port_test.rs"]
 mod tests;

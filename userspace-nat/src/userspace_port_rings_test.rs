@@ -27,10 +27,12 @@ use crate::{
     tcp::Segment,
 };
 
-const RX: usize = 0;
+pub(super) const RX: usize = 0;
 const TX: usize = 1;
-/// Buffers for the guest, of a page each, and of the guest.
-const RX_BUFFERS: u64 = MEMORY + 0x1_0000;
+/// Buffers for the guest, of a page each and so many, and of the guest.
+pub(super) const RX_BUFFERS: u64 = MEMORY + 0x1_0000;
+pub(super) const RX_CHAINS: u16 = 63;
+const PAGE: u64 = 0x1000;
 const TX_BUFFERS: u64 = MEMORY + 0x8_0000;
 /// Where the VMM reads counts, and the word of bytes that went by one copy.
 const TALLY: u64 = 0xf_0000;
@@ -38,7 +40,7 @@ const DIRECT: u64 = 11;
 const SET_TALLY: u32 = 0x5347_0001;
 const LONG: usize = 60_000;
 
-fn byte(at: usize) -> u8 {
+pub(super) fn byte(at: usize) -> u8 {
     (at * 7 / 3) as u8
 }
 
@@ -47,23 +49,28 @@ fn bytes(from: usize, len: usize) -> Vec<u8> {
 }
 
 /// A guest's connection to a server on loopback, which stands.
-struct Scene {
-    port: UserspacePort<InMemory>,
-    vmm: FakeVmm,
-    server: TcpStream,
+pub(super) struct Scene {
+    pub(super) port: UserspacePort<InMemory>,
+    pub(super) vmm: FakeVmm,
+    pub(super) server: TcpStream,
     /// The flow's own socket.
-    socket: OwnedFd,
-    batch: Batch,
+    pub(super) socket: OwnedFd,
+    pub(super) batch: Batch,
     /// Chains of the guest so far, and those for it that were read.
     sent: u16,
     read: u16,
     /// What we have sent, up to which the guest acknowledges.
-    ours: u32,
+    pub(super) ours: u32,
 }
 
 impl Scene {
     /// `receives`: size of the server's receive queue.
-    fn new(receives: usize) -> Self {
+    pub(super) fn new(receives: usize) -> Self {
+        Self::with_mss(receives, 1_460)
+    }
+
+    /// `mss`: the longest segment that the guest says it takes, bytes.
+    pub(super) fn with_mss(receives: usize, mss: u16) -> Self {
         let mut vmm = FakeVmm::own();
         vmm.set_up(ALL);
         let [file, ..] = vmm.fds();
@@ -78,7 +85,9 @@ impl Scene {
         setsockopt(&servers, sockopt::RcvBuf, &receives).unwrap();
         let socket = TcpStream::connect(servers.local_addr().unwrap()).unwrap();
         socket.set_nonblocking(true).unwrap();
-        let opener = packets::syn(WORLD_AT, SERVER_AT, FIRST);
+        let [high, low] = mss.to_be_bytes();
+        let options = [2, 4, high, low];
+        let opener = packets::tcp(WORLD_AT, SERVER_AT, Flags::SYN, FIRST, 0, &options, &[]);
         let packet = Packet::parse(Ip::parse(&opener).unwrap()).unwrap();
         let segment = Segment::read(&tcp_of(&packet), packet.ip.payload());
         let tuple = packet.tuple(FlowTuple::WORLD, Direction::Tx);
@@ -99,10 +108,7 @@ impl Scene {
             read: 0,
             ours: 0,
         };
-        for nth in 0..60 {
-            let buffer = (RX_BUFFERS + 0x1000 * u64::from(nth), 0x1000, true);
-            scene.vmm.make_available(RX, nth, &[buffer]);
-        }
+        scene.give_buffers(0..RX_CHAINS);
         scene.ours = loop {
             scene.turn();
             if let Some(tcp) = scene.heard().first() {
@@ -113,7 +119,7 @@ impl Scene {
     }
 
     /// A turn of the port, with what events there are.
-    fn turn(&mut self) {
+    pub(super) fn turn(&mut self) {
         let mut events = [EpollEvent::empty(); 8];
         let heard = self.port.epoll.wait(&mut events, EpollTimeout::ZERO);
         for event in &events[..heard.unwrap()] {
@@ -123,30 +129,63 @@ impl Scene {
         self.port.recv(&mut self.batch).unwrap();
     }
 
-    /// Segments for the guest that have come since the last time.
-    fn heard(&mut self) -> Vec<Tcp> {
+    /// Makes buffers available to the port, by number.
+    pub(super) fn give_buffers(&mut self, buffers: impl IntoIterator<Item = u16>) {
+        for nth in buffers {
+            let buffer = (RX_BUFFERS + PAGE * u64::from(nth), PAGE as u32, true);
+            self.vmm.make_available(RX, nth, &[buffer]);
+        }
+    }
+
+    /// Takes the frames for the guest that have come since the last time, each with its header in the ring,
+    /// and the buffers in which they were.
+    pub(super) fn take_frames(&mut self) -> (Vec<Vec<u8>>, Vec<u16>) {
         let index = self.vmm.peek(MEMORY + 0x2000 + 2, 2);
         let index = u16::from_le_bytes([index[0], index[1]]);
         let used = self.vmm.used(RX);
         let new = usize::from(index.wrapping_sub(self.read));
-        let new = used[used.len() - new..].to_vec();
         self.read = index;
-        let of = |(head, len): (u32, u32)| {
-            let frame = self
-                .vmm
-                .peek(RX_BUFFERS + 0x1000 * u64::from(head), len as usize);
+        let (mut frames, mut heads) = (Vec::<Vec<u8>>::new(), Vec::new());
+        let mut left = 0;
+        for (head, len) in &used[used.len() - new..] {
+            let place = RX_BUFFERS + PAGE * u64::from(*head);
+            let bytes = self.vmm.peek(place, *len as usize);
+            heads.push(*head as u16);
+            match frames.last_mut() {
+                Some(frame) if left > 0 => frame.extend(bytes),
+                _ => {
+                    left = u16::from_le_bytes([bytes[10], bytes[11]]);
+                    frames.push(bytes);
+                }
+            }
+            left -= 1;
+        }
+        assert_eq!(left, 0, "a frame has too few chains");
+        (frames, heads)
+    }
+
+    /// Whether there are some.
+    pub(super) fn has_frames(&self) -> bool {
+        self.vmm.peek(MEMORY + 0x2000 + 2, 2) != self.read.to_le_bytes()
+    }
+
+    /// As [`Self::take_frames`], and the guest has no more use for the buffers.
+    pub(super) fn heard_frames(&mut self) -> Vec<Vec<u8>> {
+        let (frames, heads) = self.take_frames();
+        self.give_buffers(heads);
+        frames
+    }
+
+    /// Segments for the guest that have come since the last time.
+    pub(super) fn heard(&mut self) -> Vec<Tcp> {
+        let of = |frame: Vec<u8>| {
             let packet = Packet::parse(Ip::parse(&frame[12 + ETHERNET_LEN..]).unwrap()).unwrap();
             match packet.transport {
                 Transport::Tcp(tcp) => tcp,
                 _ => panic!("no segment"),
             }
         };
-        let segments = new.iter().copied().map(of).collect();
-        for (head, _) in new {
-            let buffer = (RX_BUFFERS + 0x1000 * u64::from(head), 0x1000, true);
-            self.vmm.make_available(RX, head as u16, &[buffer]);
-        }
-        segments
+        self.heard_frames().into_iter().map(of).collect()
     }
 
     /// The guest sends a segment with payload from this place of its stream on, in so many buffers and one
@@ -166,7 +205,7 @@ impl Scene {
         self.send_packet(&packet, buffers);
     }
 
-    fn send_packet(&mut self, packet: &[u8], buffers: usize) {
+    pub(super) fn send_packet(&mut self, packet: &[u8], buffers: usize) {
         let frame = [&[0; 12][..], &MACS, &[8, 0], packet].concat();
         self.vmm.poke(TX_BUFFERS, &frame);
         let mut chain = vec![(TX_BUFFERS, 12, false)];
@@ -191,7 +230,12 @@ impl Scene {
 
     /// Bytes that went by one copy.
     fn direct(&self) -> u64 {
-        let word = self.vmm.peek(MEMORY + TALLY + 8 * DIRECT, 8);
+        self.word(DIRECT)
+    }
+
+    /// A word of what the VMM is told.
+    pub(super) fn word(&self, nth: u64) -> u64 {
+        let word = self.vmm.peek(MEMORY + TALLY + 8 * nth, 8);
         u64::from_ne_bytes(word.try_into().unwrap())
     }
 
@@ -209,12 +253,12 @@ impl Scene {
         )
     }
 
-    fn dropped(&self, reason: DropReason) -> u64 {
+    pub(super) fn dropped(&self, reason: DropReason) -> u64 {
         let (_, drops) = self.port.tables.stats(VmRow::new(ROW)).snapshot();
         drops.get(reason).packets
     }
 
-    fn set_verdict(&self, verdict: Verdict) {
+    pub(super) fn set_verdict(&self, verdict: Verdict) {
         self.port
             .tables
             .0

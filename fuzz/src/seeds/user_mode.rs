@@ -154,6 +154,16 @@ pub(super) fn vhost_user() -> Seeds {
         ),
         ("waits", with(&[&frame_for_guest, &chain(0, 4_096)])),
         (
+            "receives_straight",
+            with(&[
+                &chain(0, 0x8000),
+                &chain(0, 0x8000),
+                &[6, 0xea, 0x60, 0x75, 0x30, 1],
+                &[6, 0x10, 0x00, 0x75, 0x30, 8],
+                &[6, 0x10, 0x00, 0x75, 0x30, 1],
+            ]),
+        ),
+        (
             "asks",
             with(&[&answer, &[1, 11, 0, 0, 8, 1, 0, 0, 0, 0, 0, 0, 0]]),
         ),

@@ -42,6 +42,9 @@ impl GuestLink {
     /// Bytes of more data for the guest that should be made now, so that its queue stays short: for the
     /// guest's flows up to 256 KiB, and for relayed connections (`relayed`) up to half as much
     /// again, or one flow that is busy would leave them none. `None` while there is no guest.
+    ///
+    /// Rings are a queue themselves, and a frame for which they have no buffers is copied once more. So
+    /// nothing is made behind one, but up to 128 KiB of relayed connections.
     pub fn room(&mut self, relayed: bool) -> Option<usize> {
         let queued = match self {
             Self::Tap(_) => return Some(usize::MAX),
@@ -49,9 +52,13 @@ impl GuestLink {
             Self::Packets(link) => link.queued(),
             Self::Rings(link) => link.queued(),
         };
-        let enough = match relayed {
-            true => ENOUGH_QUEUED + ENOUGH_QUEUED / 2,
-            false => ENOUGH_QUEUED,
+        let more = match relayed {
+            true => ENOUGH_QUEUED / 2,
+            false => 0,
+        };
+        let enough = match self {
+            Self::Rings(_) if queued.is_some_and(|queued| queued > 0) => more,
+            _ => ENOUGH_QUEUED + more,
         };
         queued.map(|queued| enough.saturating_sub(queued))
     }

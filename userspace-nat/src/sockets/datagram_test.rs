@@ -12,6 +12,7 @@ use crate::{
     fake::packets::udp,
     packet::Ip,
     sockets::{BUFFER_LEN, Delivered},
+    space::Space,
 };
 
 const MTU: u16 = 1_500;
@@ -34,6 +35,16 @@ impl ToGuest for Taken {
         let payload = packet.ip.payload()[UDP_HEADER_LEN..].to_vec();
         self.frames.push((payload, vnet.gso_size));
         Delivered::Yes
+    }
+
+    fn space(&mut self, _: &FlowTuple, _: usize, _: usize) -> Option<Space> {
+        None
+    }
+
+    fn forget(&mut self, _: Space) {}
+
+    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
+        unreachable!("there is no space");
     }
 
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {

@@ -12,6 +12,7 @@ use crate::{
     fake::packets::syn,
     packet::{Ip, Packet, Transport},
     sockets::Delivered,
+    space::Space,
     tcp::Segment,
 };
 
@@ -27,6 +28,16 @@ impl ToGuest for Taken {
     fn deliver(&mut self, _: VirtioNetHdr, frame: &mut [u8]) -> Delivered {
         self.0.push(frame[L3_START..].to_vec());
         Delivered::Yes
+    }
+
+    fn space(&mut self, _: &FlowTuple, _: usize, _: usize) -> Option<Space> {
+        None
+    }
+
+    fn forget(&mut self, _: Space) {}
+
+    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
+        unreachable!("there is no space");
     }
 
     fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {

@@ -59,6 +59,7 @@ use crate::{
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
     quota::TokenBucket,
     reply::{BURST, RATE_PER_SECOND},
+    space::Space,
     tcp::{EarlyRoom, SCRATCH_LEN, Stream},
 };
 
@@ -89,6 +90,22 @@ pub trait ToGuest {
     /// Delivers a packet of the world. `frame` has room for the offload header and an Ethernet
     /// header before the packet, which begins behind both.
     fn deliver(&mut self, vnet: VirtioNetHdr, frame: &mut [u8]) -> Delivered;
+    /// Room in the guest's memory for the next segment of a flow, whose tuple on the world's side is `tuple`:
+    /// for `headers_len` bytes of headers from that of IP on, and `most` of payload. If there is some, the
+    /// segment will be delivered if it is no longer than that, and each part of it no longer than the link's
+    /// MTU. The caller returns it by one of the two functions below before anything else.
+    fn space(&mut self, tuple: &FlowTuple, headers_len: usize, most: usize) -> Option<Space>;
+    /// Is done with a space of which nothing came.
+    fn forget(&mut self, space: Space);
+    /// As [`ToGuest::deliver`], for a segment whose payload, `len` bytes, is in a space. `headers` ends
+    /// with its headers.
+    fn deliver_in(
+        &mut self,
+        vnet: VirtioNetHdr,
+        headers: &mut [u8],
+        space: Space,
+        len: usize,
+    ) -> Delivered;
     /// Counts a packet of the world that can't be delivered, `len` bytes with both headers.
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize);
     /// Counts a packet of the guest's, `len` bytes from its IP header on, as dropped and no more in its

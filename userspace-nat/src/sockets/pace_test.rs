@@ -18,6 +18,7 @@ use crate::{
     packet::{Ip, Packet, Transport, Version},
     port::{ETHERNET_LEN, VirtioNetHdr, single},
     sockets::{Delivered, L3_START, watch},
+    space::Space,
     tcp::{Connection, Segment, Stream, before},
 };
 
@@ -106,6 +107,16 @@ impl ToGuest for Guest {
             stream.edge = edge;
         }
         Delivered::Yes
+    }
+
+    fn space(&mut self, _: &FlowTuple, _: usize, _: usize) -> Option<Space> {
+        None
+    }
+
+    fn forget(&mut self, _: Space) {}
+
+    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
+        unreachable!("there is no space");
     }
 
     fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
@@ -222,7 +233,7 @@ impl Scene {
         self.sockets.ready(key, both, &mut self.guest, now_ns);
         self.servers.push(server);
         self.heard.push(0);
-        self.from_guest(&ack(from, to, 0, FIRST + 1, OURS + 1));
+        self.guest_sends_now(&ack(from, to, 0, FIRST + 1, OURS + 1));
         let Kind::Stream(stream) = &self.sockets.endpoints[&key].socket else {
             panic!("no stream");
         };
@@ -235,7 +246,7 @@ impl Scene {
     }
 
     /// A packet of the guest, which the limit may drop. Returns whether it passed.
-    fn from_guest(&mut self, bytes: &[u8]) -> bool {
+    fn guest_sends_now(&mut self, bytes: &[u8]) -> bool {
         let now_ns = self.guest.now_ns;
         let segments: Segments = single(bytes.len());
         if self
@@ -301,7 +312,7 @@ impl Scene {
             if std::mem::take(&mut stream.owes) {
                 let (sent, next) = (stream.sent, stream.next);
                 let (from, to) = self.ends(nth);
-                self.from_guest(&ack(from, to, 0, sent, next));
+                self.guest_sends_now(&ack(from, to, 0, sent, next));
             }
         }
     }
@@ -326,7 +337,7 @@ impl Scene {
                 }
                 let data = &DATA[..window.min(1_460)];
                 let segment = tcp(from, to, Flags::ACK, sent, next, &[], data);
-                assert!(self.from_guest(&segment), "a window leads to no drop");
+                assert!(self.guest_sends_now(&segment), "a window leads to no drop");
                 self.guest.streams[nth].sent = sent.wrapping_add(data.len() as u32);
                 self.turn();
             }
@@ -466,12 +477,12 @@ fn a_stream_that_waits_holds_up_neither_its_other_way_nor_packets() {
         scene.guest.now_ns += STEP_NS;
     }
     assert!(scene.sockets.has_waiting());
-    for nth in 0..2 {
-        let heard = scene.heard[nth] - before[nth];
-        assert_eq!(heard, 20 * 1_460);
-        // Each was acknowledged at once.
-        let OfGuest { sent, .. } = scene.guest.streams[nth];
-        assert_eq!(scene.guest.streams[nth].acknowledged, sent);
+    assert_eq!((scene.heard.len(), before.len()), (2, 2));
+    for (heard, before) in scene.heard.iter().zip(before) {
+        assert_eq!(heard - before, 20 * 1_460);
+    }
+    for stream in &scene.guest.streams {
+        assert_eq!(stream.acknowledged, stream.sent, "each at once");
     }
 }
 
@@ -553,7 +564,7 @@ fn the_end_behind_bytes_that_wait_arrives() {
     let OfGuest { sent, next, .. } = scene.guest.streams[0];
     let (from, to) = scene.ends(0);
     assert!(!scene.is_shut(0));
-    assert!(scene.from_guest(&ack(from, to, Flags::FIN, sent, next)));
+    assert!(scene.guest_sends_now(&ack(from, to, Flags::FIN, sent, next)));
     scene.turn();
     scene
         .sockets

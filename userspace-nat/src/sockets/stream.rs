@@ -14,6 +14,7 @@ use crate::{
     packet::{Packet, Version, transport::Tcp},
     payload::{Payload, Rest},
     port::VirtioNetHdr,
+    space::Space,
     tcp::{
         Connection, Due, Header, Host, Next, Segment, Sendable, State, Stream, Workspace,
         headers_len, reset_for, write_headers,
@@ -284,19 +285,41 @@ impl Sockets {
         };
         let headers_len = headers_len(Version::of(tuple.remote)) + place.options_len;
         let start = L3_START + headers_len;
-        let into = &mut self.buffer[start..start + place.most as usize];
-        match stream.next(place.offset, into, &mut self.scratch, now_ns)? {
-            Next::Frame(header, len) => {
-                let mss = stream.connection().mss();
-                self.write(&tuple, &header, len as usize, mss, guest);
-                Ok(true)
+        let mss = stream.connection().mss();
+        let is_bulk = stream.is_bulk() && headers_len + usize::from(mss) <= usize::from(self.mtu);
+        let mut space = match is_bulk {
+            true => guest.space(&tuple, headers_len, place.most as usize),
+            false => None,
+        };
+        let mut next = match &space {
+            Some(space) => stream.next(place.offset, space, &mut self.scratch, now_ns),
+            None => {
+                let into = &mut self.buffer[start..start + place.most as usize];
+                stream.next(place.offset, into, &mut self.scratch, now_ns)
             }
-            Next::End(header) => {
-                self.write_of(key, &header, guest);
-                Ok(false)
-            }
-            Next::Nothing => Ok(false),
+        };
+        // The guest's memory can't be written, and the socket has all bytes yet.
+        if is_fault(&next)
+            && let Some(space) = space.take()
+        {
+            guest.forget(space);
+            let into = &mut self.buffer[start..start + place.most as usize];
+            next = stream.next(place.offset, into, &mut self.scratch, now_ns);
         }
+        if let Ok(Next::Frame(header, len)) = next {
+            match space {
+                Some(space) => self.write_in(&tuple, &header, (space, len as usize), mss, guest),
+                None => self.write(&tuple, &header, len as usize, mss, guest),
+            };
+            return Ok(true);
+        }
+        if let Some(space) = space {
+            guest.forget(space);
+        }
+        if let Next::End(header) = next? {
+            self.write_of(key, &header, guest);
+        }
+        Ok(false)
     }
 
     /// Has an event tell when the send queue has room again, if the guest may wait for that.
@@ -390,6 +413,23 @@ impl Sockets {
         let vnet: VirtioNetHdr = write_headers(l3, from, to, header, mss);
         guest.deliver(vnet, &mut self.buffer[..end])
     }
+
+    /// As [`Self::write`], of a segment whose payload is in a space, with its length.
+    fn write_in(
+        &mut self,
+        tuple: &FlowTuple,
+        header: &Header,
+        (space, len): (Space, usize),
+        mss: u16,
+        guest: &mut impl ToGuest,
+    ) -> Delivered {
+        let headers_end = L3_START + header.headers_len(Version::of(tuple.remote));
+        let (from, to) = (tuple.remote_addr(), tuple.local_addr());
+        // Of the payload only the length is looked at, since the checksum is the device's to complete.
+        let l3 = &mut self.buffer[L3_START..headers_end + len];
+        let vnet: VirtioNetHdr = write_headers(l3, from, to, header, mss);
+        guest.deliver_in(vnet, &mut self.buffer[..headers_end], space, len)
+    }
 }
 
 /// Whether an error means that the network has no way to the server, or that somebody on the way lets
@@ -397,6 +437,12 @@ impl Sockets {
 fn is_unreachable(error: &io::Error) -> bool {
     use nix::libc::{EHOSTUNREACH, ENETUNREACH};
     matches!(error.raw_os_error(), Some(EHOSTUNREACH | ENETUNREACH))
+}
+
+/// Whether the kernel could not write where the bytes were to go.
+fn is_fault(next: &io::Result<Next>) -> bool {
+    let error = next.as_ref().err().and_then(io::Error::raw_os_error);
+    error == Some(nix::libc::EFAULT)
 }
 
 fn stream_of(endpoints: &mut HashMap<u32, Endpoint>, key: u32) -> Option<&mut Stream> {

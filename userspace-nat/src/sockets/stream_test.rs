@@ -1,16 +1,21 @@
 //! Streams against the kernel's own loopback.
 use std::{
+    fs::File,
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream},
     os::fd::OwnedFd,
+    sync::Arc,
 };
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use slipgate_abi::{DropReason, tcp::Flags};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::*;
 use crate::{
     fake::packets::{ack, syn},
     packet::{Ip, Transport},
+    space::Parts,
 };
 
 type At = (IpAddr, u16);
@@ -38,7 +43,15 @@ const PATIENCE_MS: u16 = 10_000;
 
 /// A guest that takes everything: flags, sequence number and payload length of each segment.
 #[derive(Default)]
-struct Taken(Vec<(u8, u32, usize)>);
+struct Taken(Vec<(u8, u32, usize)>, Spaces);
+
+/// Room in the guest's memory that a stream is given, if there is some.
+#[derive(Default)]
+struct Spaces {
+    memory: Option<Arc<GuestMemoryMmap>>,
+    given: usize,
+    forgotten: usize,
+}
 
 impl ToGuest for Taken {
     fn has_room(&mut self) -> bool {
@@ -54,6 +67,26 @@ impl ToGuest for Taken {
         let payload = packet.ip.payload().len() - tcp.header_len;
         self.0.push((tcp.flags, tcp.sequence, payload));
         Delivered::Yes
+    }
+
+    fn space(&mut self, _: &FlowTuple, headers_len: usize, most: usize) -> Option<Space> {
+        let memory = self.1.memory.as_ref()?;
+        let parts = Parts {
+            buffers: vec![(GuestAddress(0), (headers_len + most) as u32)],
+            heads: vec![(0, headers_len + most)],
+            from: 0,
+            at: headers_len,
+        };
+        self.1.given += 1;
+        Space::new(memory, parts, most).ok()
+    }
+
+    fn forget(&mut self, _: Space) {
+        self.1.forgotten += 1;
+    }
+
+    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
+        unreachable!("nothing can be received into it");
     }
 
     fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
@@ -157,6 +190,54 @@ fn a_server_is_looked_at_once_an_event_says_that_it_has_sent_something() {
         watch(&epoll, stream.socket().unwrap(), key, EVENTS).unwrap();
         hear(&mut sockets, &epoll, EpollFlags::EPOLLIN, &mut guest);
         assert_eq!(sent(&guest), 5, "{:?}", guest.0);
+    }
+}
+
+/// Memory whose file has been shortened since: what the kernel writes there fails.
+fn memory_that_is_gone(len: usize) -> Arc<GuestMemoryMmap> {
+    let file = memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap();
+    let file = File::from(file);
+    file.set_len(len as u64).unwrap();
+    let offset = FileOffset::new(file.try_clone().unwrap(), 0);
+    let range = (GuestAddress(0), len, Some(offset));
+    let memory = GuestMemoryMmap::from_ranges_with_files([range]).unwrap();
+    file.set_len(0).unwrap();
+    memory.into()
+}
+
+#[test]
+fn bytes_that_the_guests_memory_does_not_take_go_by_a_copy() {
+    let with_places: fn(Stream) -> Stream = |stream| stream;
+    for ends in ENDS {
+        for stream in [with_places, Stream::without_places] {
+            let mut guest = Taken::default();
+            let (mut sockets, mut server, epoll) = open(ends, stream, &mut guest);
+            // As long as the segments that the guest takes.
+            sockets.mtu = 9_100;
+            guest.1.memory = Some(memory_that_is_gone(1 << 16));
+            // The first is so long that the next is expected to be.
+            for end in [20_000, 40_000] {
+                let (from, to) = ends;
+                server.write_all(&[7; 20_000]).unwrap();
+                let sent = |guest: &Taken| {
+                    let of = guest.0.iter().map(|(_, at, len)| *at as usize + len);
+                    of.max().unwrap_or(0) - (OURS_FIRST + 1) as usize
+                };
+                while guest.0.is_empty() || sent(&guest) < end {
+                    hear(&mut sockets, &epoll, EpollFlags::EPOLLIN, &mut guest);
+                }
+                let acknowledged = OURS_FIRST + 1 + end as u32;
+                let segment = ack(from, to, 0, GUESTS_FIRST + 1, acknowledged);
+                with_segment(&segment, |packet, _| {
+                    let how = (VirtioNetHdr::default(), false);
+                    sockets.take(packet, how, &epoll, &mut guest, 0);
+                });
+            }
+            let payload: usize = guest.0.iter().map(|(.., len)| len).sum();
+            assert_eq!(payload, 40_000, "{:?}", guest.0);
+            assert!(guest.1.given > 0, "no stream of bulk: {:?}", guest.0);
+            assert_eq!(guest.1.given, guest.1.forgotten);
+        }
     }
 }
 

@@ -116,7 +116,7 @@ fn a_socket_that_takes_the_last_of_them_when_it_has_room_is_closed_at_once() {
     let (mut stream, mut server) = small(&early);
     server.shutdown(Shutdown::Write).unwrap();
     stream.readable(true);
-    let end = stream.next(0, &mut [0; 64], &mut [0; 64], 0).unwrap();
+    let end = stream.next(0, &mut [0; 64][..], &mut [0; 64], 0).unwrap();
     assert!(matches!(end, Next::End(_)));
     send_with(&mut stream, 0, 0, (Flags::ACK, OURS + 2), &early);
     assert_eq!(stream.connection().state(), State::FinWait2);

@@ -14,7 +14,7 @@ use nix::{
     sys::socket::{MsgFlags, getsockopt, recv, recvmsg, sockopt},
 };
 
-use crate::payload::Payload;
+use crate::{payload::Payload, space::Target};
 
 /// Bytes that one call takes out of a queue at most.
 const DISCARDED_AT_ONCE: usize = 1 << 16;
@@ -73,23 +73,26 @@ pub(super) fn peek(
     socket: &OwnedFd,
     skipped: usize,
     scratch: &mut [u8],
-    into: &mut [u8],
+    into: &mut Target<'_>,
 ) -> io::Result<usize> {
     let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
     let skips = scratch.len() >= skipped;
     if !skips {
         return Err(Errno::EAGAIN.into());
     }
-    let mut parts = [
-        IoSliceMut::new(&mut scratch[..skipped]),
-        IoSliceMut::new(into),
-    ];
-    let parts = if skipped == 0 {
-        &mut parts[1..]
-    } else {
-        &mut parts[..]
+    let before = &mut scratch[..skipped];
+    let got = match into {
+        Target::Guest(space) => space.receive(socket, before, flags)?,
+        Target::Here(into) => {
+            let mut parts = [IoSliceMut::new(before), IoSliceMut::new(into)];
+            let parts = if skipped == 0 {
+                &mut parts[1..]
+            } else {
+                &mut parts[..]
+            };
+            recvmsg::<()>(socket.as_raw_fd(), parts, None, flags)?.bytes
+        }
     };
-    let got = recvmsg::<()>(socket.as_raw_fd(), parts, None, flags)?.bytes;
     match (got.saturating_sub(skipped), skipped) {
         // Nothing behind what the guest has not acknowledged; whether it is the end, a hang-up says.
         (0, 1..) => Err(Errno::EAGAIN.into()),

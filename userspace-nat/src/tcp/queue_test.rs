@@ -14,7 +14,7 @@ fn pair() -> (TcpStream, OwnedFd) {
 
 fn peeked(socket: &OwnedFd, skipped: usize, most: usize) -> Result<String, ErrorKind> {
     let mut into = vec![0; most];
-    let got = peek(socket, skipped, &mut [0; 64], &mut into);
+    let got = peek(socket, skipped, &mut [0; 64], &mut Target::Here(&mut into));
     got.map(|got| String::from_utf8(into[..got].to_vec()).unwrap())
         .map_err(|error| error.kind())
 }

@@ -61,7 +61,7 @@ fn sent(stream: &mut Stream) -> Vec<(u32, Vec<u8>)> {
     while let Some(place) = stream.sendable(0) {
         let mut into = vec![0; place.most.min(MSS.into()) as usize];
         match stream
-            .next(place.offset, &mut into, &mut [0; 4_096], 0)
+            .next(place.offset, &mut into[..], &mut [0; 4_096], 0)
             .unwrap()
         {
             Next::Frame(header, len) => {

@@ -12,7 +12,7 @@ use nix::{
 };
 use slipgate_abi::tcp::Flags;
 
-use crate::{packet::Version, payload::Payload};
+use crate::{packet::Version, payload::Payload, space::Target};
 
 use super::{
     Connection, Due, Header, Host, Received, Segment, Sendable, State,
@@ -26,6 +26,8 @@ pub(crate) const SCRATCH_LEN: usize = 65_536;
 /// Room of a send queue below which the guest waits for more, as a part of the queue. The kernel
 /// says that a queue has room when it is a third empty (`sk_stream_is_writeable`), by its own count.
 const LOW_ROOM_PART: u32 = 5;
+/// Payload of a frame for the guest from which on the next is likely to be as long, bytes.
+const BULK: u32 = 16_384;
 
 // An idle connection has no memory but this, and its place in a table.
 const _: () = assert!(size_of::<Stream>() <= 512);
@@ -52,6 +54,8 @@ pub(crate) struct Stream {
     early: EarlySegments,
     /// Bytes of them that the socket took since the guest was last heard.
     delivered_since: u32,
+    /// Payload of the last frame for the guest, bytes.
+    last_len: u32,
 }
 
 /// Where the kernel peeks next.
@@ -124,6 +128,7 @@ impl Stream {
             waits_for_room: false,
             early: EarlySegments::default(),
             delivered_since: 0,
+            last_len: 0,
         }
     }
 
@@ -384,17 +389,23 @@ impl Stream {
         place
     }
 
+    /// Whether the last frame for the guest was so long that the next may be as well.
+    pub(crate) fn is_bulk(&self) -> bool {
+        self.last_len >= BULK
+    }
+
     /// Peeks what is next at a place for the guest into `into`.
     ///
     /// # Errors
     /// The socket's connection has failed.
-    pub(crate) fn next(
+    pub(crate) fn next<'t>(
         &mut self,
         offset: u32,
-        into: &mut [u8],
+        into: impl Into<Target<'t>>,
         scratch: &mut [u8],
         now_ns: u64,
     ) -> io::Result<Next> {
+        let mut into = into.into();
         let Some(socket) = &self.socket else {
             self.has_more = false;
             return Ok(Next::Nothing);
@@ -422,7 +433,7 @@ impl Stream {
         // Known before the look: what is behind the skipped bytes then is the end.
         let hung_up = self.hung_up && skipped > 0;
         let got = loop {
-            match queue::peek(socket, skipped, scratch, into) {
+            match queue::peek(socket, skipped, scratch, &mut into) {
                 Ok(got) => break got as u32,
                 Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                     Some(Errno::EINTR) => {}
@@ -440,6 +451,7 @@ impl Stream {
             let fin = self.connection.send_fin(now_ns);
             return Ok(fin.map_or(Next::Nothing, Next::End));
         }
+        self.last_len = got;
         if let Peeking::At(at) = &mut self.peeking {
             *at += got;
         }

@@ -15,7 +15,7 @@ use nix::{
         memfd::{MFdFlags, memfd_create},
         socket::{
             AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind,
-            connect, getsockname, listen, recv, sendmsg, socket, socketpair,
+            connect, getsockname, listen, recv, send, sendmsg, socket, socketpair,
         },
     },
 };
@@ -26,6 +26,7 @@ use super::{
     message::request,
     session::{RX, TX, feature},
 };
+use crate::{packet::Version, port::VNET_LEN};
 
 /// Guest address of the memory, its length in bytes, and the VMM's address of it.
 pub const MEMORY: u64 = 0x10_0000;
@@ -193,6 +194,26 @@ impl FakeVmm {
     pub fn next_beginning(&mut self, into: &mut [u8]) -> (Packet, Option<Rest>) {
         self.turn();
         self.link.next(into)
+    }
+
+    /// Has bytes of a socket received into room for `most` bytes of payload in the guest's buffers, and the
+    /// frame put into its ring, if `comes` says so. Returns whether the link took it, if there was room.
+    pub fn receive(&mut self, most: usize, sent: &[u8], comes: bool) -> Option<bool> {
+        const HEADERS: [u8; VNET_LEN + 54] = [0x45; VNET_LEN + 54];
+        let space = self
+            .link
+            .space(Version::V4, HEADERS.len() - VNET_LEN, most)?;
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, flags);
+        let (ours, theirs) = pair.expect("a pair of sockets");
+        let _ = send(theirs.as_raw_fd(), sent, MsgFlags::MSG_NOSIGNAL);
+        let got = space.receive(&ours, &mut [], MsgFlags::MSG_DONTWAIT);
+        let Some(got) = got.ok().filter(|_| comes) else {
+            self.link.forget(space);
+            return Some(false);
+        };
+        assert!(got <= most, "no more than there is room for");
+        Some(self.link.put_space(&HEADERS, space, got).is_none())
     }
 
     /// Says something, with descriptors. What is not taken is lost.

@@ -33,6 +33,9 @@ enum Deed {
     Kick(usize),
     /// A frame is for the guest.
     Frame(usize),
+    /// A socket has so many bytes for the guest, of which there may be room for this number in its buffers;
+    /// they are received into them, and become a frame if something comes of it.
+    Space(usize, usize, bool),
     /// Goes away, and comes again with these features.
     Reconnect(bool),
     /// Stops a ring, or has both go on.
@@ -66,6 +69,8 @@ fn deed() -> impl Strategy<Value = Deed> {
         1 => (ring(), 0..CHAINS + 3, any::<u16>()).prop_map(|(r, at, w)| Deed::Available(r, at, w)),
         4 => ring().prop_map(Deed::Kick),
         6 => (1..3_000_usize).prop_map(Deed::Frame),
+        4 => (1..3_000_usize, 1..3_000_usize, prop::bool::weighted(0.8))
+            .prop_map(|(len, most, comes)| Deed::Space(len, most, comes)),
         1 => any::<bool>().prop_map(Deed::Reconnect),
         1 => ring().prop_map(Deed::Stop),
         1 => Just(Deed::SetUp),
@@ -136,6 +141,10 @@ fn run(deeds: &[Deed]) -> Result<(), TestCaseError> {
             Deed::Frame(len) => {
                 let frame = [&[0; VNET_LEN][..], &vec![0x45; 14 + len]].concat();
                 books.taken += usize::from(vmm.link.send(&frame).is_none());
+            }
+            Deed::Space(len, most, comes) => {
+                let is_taken = vmm.receive(*most, &vec![0x45; *len], *comes);
+                books.taken += usize::from(is_taken == Some(true));
             }
             Deed::Reconnect(plain) => {
                 vmm.connect();

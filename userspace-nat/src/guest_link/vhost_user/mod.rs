@@ -5,7 +5,8 @@
 //! on frames pass between the guest's buffers and the engine, and the VMM has no part in them. A frame
 //! is copied once, out of the guest's memory ([`ring`]) or into it, behind its `virtio_net_hdr`, so that
 //! GSO frames pass whole both ways. Of a long segment of the guest's only the headers are copied; its
-//! payload a socket takes straight out of the guest's buffers ([`Rest`]), if it goes to one.
+//! payload a socket takes straight out of the guest's buffers ([`Rest`]), if it goes to one. That of a long
+//! segment for the guest is received straight into its buffers ([`Space`]).
 //!
 //! | state | entered by | frames for the guest |
 //! | --- | --- | --- |
@@ -17,9 +18,9 @@
 //! that breaks the protocol ([`Wrong`]) loses its connection. A driver that breaks a ring loses the ring,
 //! until the VMM sets it up again; a chain that is no frame is counted and given back.
 //!
-//! The queue for the guest is bounded as that of a stream: what its ring has no buffers for waits here;
-//! from [`ENOUGH_QUEUED`] bytes on no data is taken from the world's sockets, and from [`MOST_QUEUED`] on
-//! a frame is dropped.
+//! The queue for the guest is bounded: what its ring has no buffers for waits here; while something
+//! waits, no data is taken from the world's sockets ([`super::GuestLink::room`]), and from [`MOST_QUEUED`]
+//! bytes on a frame is dropped.
 //!
 //! The VMM of `slipgate run` ([`RingLink::of_own_vmm`]) is connected from the start, and nobody else can
 //! be. It stops the rings while its guest is paused: frames wait in the queue then, and a reset of its
@@ -58,11 +59,13 @@ use super::{
     framing::{FrameQueue, MOST_QUEUED},
     packets::{CSUM, Packet, TSO4, TSO6, USO4, USO6, sound, takes},
     segmentation,
-    stream::{ENOUGH_QUEUED, owned},
+    stream::owned,
 };
 use crate::{
+    packet::Version,
     payload::Rest,
     port::{VNET_LEN, VirtioNetHdr},
+    space::Space,
 };
 
 /// Messages that one turn handles.
@@ -100,6 +103,8 @@ pub struct RingLink {
     /// Frames for which the ring had no room, with their headers, and their bytes together.
     queue: VecDeque<Vec<u8>>,
     queued: usize,
+    /// Whether some have waited since [`RingLink::has_drained`] said that none do.
+    has_waited: bool,
     /// Segments of a frame, before they are sent.
     segments: FrameQueue,
     /// Frames that were dropped after they had been queued, or in the ring.
@@ -126,6 +131,7 @@ impl RingLink {
             vmm,
             queue: VecDeque::new(),
             queued: 0,
+            has_waited: false,
             segments: FrameQueue::default(),
             lost: Vec::new(),
         }
@@ -307,9 +313,7 @@ impl RingLink {
     /// Bytes that wait for the guest; `None` while its driver takes none. While the VM is paused it takes
     /// no more.
     pub fn queued(&mut self) -> Option<usize> {
-        if self.queued >= ENOUGH_QUEUED {
-            self.flush();
-        }
+        self.flush();
         if self.takes_frames() {
             return Some(self.queued);
         }
@@ -361,6 +365,50 @@ impl RingLink {
         (!pushed).then_some(DropReason::EngineBusy)
     }
 
+    /// Room in the guest's buffers for a TCP frame of this version, of which `at` bytes from the Ethernet
+    /// header on are headers, and `most` at most are payload. There is none while frames wait, where the
+    /// guest takes no GSO frames, or where too many buffers would be filled. The caller returns it by
+    /// [`RingLink::put_space`] or [`RingLink::forget`] before anything else.
+    pub fn space(&mut self, version: Version, at: usize, most: usize) -> Option<Space> {
+        let needed = match version {
+            Version::V4 => CSUM | TSO4,
+            Version::V6 => CSUM | TSO6,
+        };
+        if !self.queue.is_empty() || self.offloads() & needed != needed || !self.takes_frames() {
+            return None;
+        }
+        let vmm = self.vmm.as_mut()?;
+        let format = vmm.format();
+        vmm.rings[RX].space(format, &vmm.memory.as_ref()?.guest, (at, most))
+    }
+
+    /// Is done with a space of which nothing came.
+    pub fn forget(&mut self, space: Space) {
+        if let Some(vmm) = &mut self.vmm {
+            vmm.rings[RX].forget(space);
+        }
+    }
+
+    /// Puts the frame into the ring whose payload, `len` bytes, is in a space: `headers`, with its
+    /// `virtio_net_hdr`. Returns the reason if it was dropped.
+    pub fn put_space(&mut self, headers: &[u8], space: Space, len: usize) -> Option<DropReason> {
+        let (header, beginning) = headers.split_first_chunk::<VNET_LEN>()?;
+        let Some(vmm) = &mut self.vmm else {
+            return Some(DropReason::StaleVm);
+        };
+        let format = vmm.format();
+        let (Some(memory), [ring, _]) = (&vmm.memory, &mut vmm.rings) else {
+            return Some(DropReason::StaleVm);
+        };
+        match ring.put_space(format, &memory.guest, [header, beginning], (space, len)) {
+            Ok(_) => {
+                ring.counts.frame(beginning.len() + len);
+                None
+            }
+            Err(Broken) => Some(DropReason::StaleVm),
+        }
+    }
+
     /// Offloads that the guest accepts, `TUN_F_*`.
     fn offloads(&self) -> u32 {
         let features = self.vmm.as_ref().map_or(0, |vmm| vmm.features);
@@ -379,6 +427,7 @@ impl RingLink {
         }
         let queued = [&header[..], frame].concat();
         self.queued += queued.len();
+        self.has_waited = true;
         self.queue.push_back(queued);
     }
 
@@ -450,6 +499,13 @@ impl RingLink {
             vmm.settle();
         }
         std::mem::take(&mut self.lost)
+    }
+
+    /// Whether frames have waited, and none does any more: who stopped because of them may go on. No kick
+    /// tells that, if the driver added its buffers before one was asked for. To be called at the end of
+    /// every turn.
+    pub fn has_drained(&mut self) -> bool {
+        self.queue.is_empty() && std::mem::take(&mut self.has_waited)
     }
 
     /// Ends the VMM's connection, and forgets what was under way to its guest.

@@ -14,7 +14,7 @@ use super::{
     tests::tcp,
     *,
 };
-use crate::port::MAX_FRAME;
+use crate::{guest_link::stream::ENOUGH_QUEUED, port::MAX_FRAME};
 
 /// Where buffers are, behind the rings.
 const BUFFERS: u64 = MEMORY + 0x1_0000;

@@ -23,9 +23,11 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::message::Wrong;
 use crate::{
+    guest_buffers::Buffer,
     packet::Ip,
-    payload::{Buffer, Rest},
+    payload::Rest,
     port::{ETHERNET_LEN, L3_AT, VNET_LEN},
+    space::{Head, Parts, Space},
 };
 
 /// Chains in a ring at most.
@@ -96,7 +98,7 @@ pub(super) struct Ring {
     must_call: bool,
     /// Buffers of chains that are being filled, reused.
     buffers: Vec<Buffer>,
-    heads: Vec<(u16, usize)>,
+    heads: Vec<Head>,
     /// Chain of the frame whose rest was not copied, and the list for its buffers, reused.
     open: Option<u16>,
     rest: Vec<Buffer>,
@@ -110,7 +112,7 @@ pub(super) struct Counts {
     pub(super) bytes: u64,
     /// Chains in which they were.
     pub(super) chains: u64,
-    /// Bytes that sockets took straight out of them.
+    /// Bytes that sockets took straight out of them, or that were received straight into them.
     pub(super) direct: u64,
     /// Times that the driver was told of chains, and that it did not want to know or could not be told.
     pub(super) calls: u64,
@@ -273,10 +275,11 @@ impl Ring {
     pub(super) fn finish(&mut self, memory: &GuestMemoryMmap, rest: Rest) -> Result<(), Broken> {
         self.counts.direct += rest.sent() as u64;
         self.rest = rest.into_buffers();
+        let open = self.open.take();
         let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
             return Ok(());
         };
-        let given = match self.open.take() {
+        let given = match open {
             Some(head) => give_back(queue, memory, head, 0),
             None => Ok(()),
         };
@@ -291,10 +294,112 @@ impl Ring {
         memory: &GuestMemoryMmap,
         parts: [&[u8]; 2],
     ) -> Result<Put, Broken> {
+        let needed = format.header_len + parts[1].len();
+        let found = self.find_chains(format, memory, needed)?;
+        if found != Put::Yes {
+            return Ok(found);
+        }
+        let Some(queue) = self.queue.as_mut() else {
+            return Ok(Put::Later);
+        };
+        let written = copy_in(&self.buffers, format, memory, parts, self.heads.len());
+        let given = written.and_then(|()| give_back_all(queue, memory, &self.heads, needed));
+        self.gave_back(self.heads.len(), given)
+    }
+
+    /// Notes that so many chains of a frame were given back.
+    fn gave_back(&mut self, chains: usize, given: Result<(), Broken>) -> Result<Put, Broken> {
+        self.is_broken |= given.is_err();
+        self.owes_call = true;
+        self.must_call |= chains > 1;
+        self.counts.chains += chains as u64;
+        given.map(|()| Put::Yes)
+    }
+
+    /// Room for a frame of which `at` bytes are headers, without that of [`VNET_LEN`] bytes, and `most` at
+    /// most are payload. Its chains stay available.
+    pub(super) fn space(
+        &mut self,
+        format: Format,
+        memory: &Arc<GuestMemoryMmap>,
+        (at, most): (usize, usize),
+    ) -> Option<Space> {
+        let at = format.header_len + at;
+        let from = self.queue.as_ref()?.next_avail();
+        // One that has broken the ring is told so by the next frame.
+        let found = self.find_chains(format, memory, at + most);
+        self.queue.as_mut()?.set_next_avail(from);
+        if found != Ok(Put::Yes) {
+            return None;
+        }
+        let parts = Parts {
+            buffers: std::mem::take(&mut self.buffers),
+            heads: std::mem::take(&mut self.heads),
+            from,
+            at,
+        };
+        match Space::new(memory, parts, most) {
+            Ok(space) => Some(space),
+            Err(unused) => {
+                (self.buffers, self.heads) = (unused.buffers, unused.heads);
+                None
+            }
+        }
+    }
+
+    /// Is done with a space of which nothing came.
+    pub(super) fn forget(&mut self, space: Space) {
+        let parts = space.into_parts();
+        (self.buffers, self.heads) = (parts.buffers, parts.heads);
+    }
+
+    /// Puts the frame into the ring whose payload, `len` bytes, is in a space: its headers, behind that of
+    /// [`VNET_LEN`] bytes. The space is the last that was found, and no frame was put since.
+    pub(super) fn put_space(
+        &mut self,
+        format: Format,
+        memory: &GuestMemoryMmap,
+        headers: [&[u8]; 2],
+        (space, len): (Space, usize),
+    ) -> Result<Put, Broken> {
+        let parts = space.into_parts();
+        (self.buffers, self.heads) = (parts.buffers, parts.heads);
+        let needed = parts.at + len;
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
+            return Err(Broken);
+        };
+        let mut room = 0;
+        let last = self.heads.iter().position(|(_, more)| {
+            room += more;
+            room >= needed
+        });
+        let is_in_place =
+            queue.next_avail() == parts.from && format.header_len + headers[1].len() == parts.at;
+        let Some(last) = last.filter(|_| is_in_place) else {
+            return Err(Broken);
+        };
+        let filled = last + 1;
+        queue.set_next_avail(parts.from.wrapping_add(filled as u16));
+        let written = copy_in(&self.buffers, format, memory, headers, filled);
+        let given =
+            written.and_then(|()| give_back_all(queue, memory, &self.heads[..filled], needed));
+        if given.is_ok() {
+            self.counts.direct += len as u64;
+        }
+        self.gave_back(filled, given)
+    }
+
+    /// Takes chains that have room for so many bytes, into the lists ([`Put::Yes`]). Otherwise none is
+    /// taken.
+    fn find_chains(
+        &mut self,
+        format: Format,
+        memory: &GuestMemoryMmap,
+        needed: usize,
+    ) -> Result<Put, Broken> {
         let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
             return Ok(Put::Later);
         };
-        let needed = format.header_len + parts[1].len();
         let before = queue.next_avail();
         self.heads.clear();
         self.buffers.clear();
@@ -324,13 +429,7 @@ impl Ring {
             queue.set_next_avail(before);
             return Ok(Put::TooLong);
         }
-        let written = copy_in(&self.buffers, format, memory, parts, self.heads.len());
-        let given = written.and_then(|()| give_back_all(queue, memory, &self.heads, needed));
-        self.is_broken |= given.is_err();
-        self.owes_call = true;
-        self.must_call |= self.heads.len() > 1;
-        self.counts.chains += self.heads.len() as u64;
-        given.map(|()| Put::Yes)
+        Ok(Put::Yes)
     }
 
     /// Asks for a kick when the driver adds a chain to those that were seen. Returns whether it has
@@ -430,7 +529,7 @@ fn give_back(
 fn give_back_all(
     queue: &mut Queue,
     memory: &GuestMemoryMmap,
-    heads: &[(u16, usize)],
+    heads: &[Head],
     needed: usize,
 ) -> Result<(), Broken> {
     let Some(((last, _), others)) = heads.split_last() else {

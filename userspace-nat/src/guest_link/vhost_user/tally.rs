@@ -8,7 +8,7 @@ use super::{
     memory::keeps_length,
     message::{Message, Wrong},
     ring::Ring,
-    session::TX,
+    session::{RX, TX},
 };
 
 /// Length of the memory, bytes.
@@ -44,7 +44,7 @@ impl Tally {
 
     /// Sets the words: kicks, then for the ring to the guest and for that from it its frames, their
     /// bytes, chains, calls, and calls that the driver did not want; then bytes that sockets took straight
-    /// out of the guest's buffers.
+    /// out of the guest's buffers, and that were received straight into them.
     pub(super) fn set(&self, kicks: u64, rings: &[Ring]) {
         let of_rings = rings.iter().flat_map(|ring| {
             let counts = ring.counts;
@@ -56,7 +56,8 @@ impl Tally {
                 counts.calls_suppressed,
             ]
         });
-        let direct = rings.get(TX).map(|ring| ring.counts.direct);
+        let direct = [TX, RX].into_iter().filter_map(|nth| rings.get(nth));
+        let direct = direct.map(|ring| ring.counts.direct);
         let words = [kicks].into_iter().chain(of_rings).chain(direct);
         for (nth, word) in (0..).zip(words) {
             // It is as long as that.

@@ -10,6 +10,7 @@ use super::{
     *,
 };
 use crate::{
+    guest_link::{GuestLink, stream::ENOUGH_QUEUED},
     packet::Version,
     port::MAX_FRAME,
     tcp::{Header, headers_len, write_headers},
@@ -271,6 +272,45 @@ fn frames_wait_for_buffers_and_are_bounded() {
             .queued()
             .is_none_or(|queued| queued >= ENOUGH_QUEUED)
     );
+}
+
+#[test]
+fn no_data_is_made_behind_a_frame_that_waits() {
+    const KIB: usize = 1 << 10;
+    let mut vmm = ready(ALL);
+    let nobody = FakeVmm::new().link;
+    let frame = tcp(1_000);
+    let link = std::mem::replace(&mut vmm.link, nobody);
+    let mut link = GuestLink::Rings(Box::new(link));
+    assert_eq!(link.room(false), Some(256 * KIB));
+    assert_eq!(link.room(true), Some(384 * KIB));
+    assert_eq!(link.send(&frame), None);
+    assert_eq!(link.room(false), Some(0));
+    // A busy flow and relayed connections have their turns: these leave less than is drained in one.
+    assert_eq!(link.room(true), Some(128 * KIB - frame.len()));
+    // The driver adds a buffer, and no kick tells of it.
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    assert_eq!(link.room(false), Some(256 * KIB));
+    let GuestLink::Rings(rings) = &mut link else {
+        panic!("no rings");
+    };
+    rings.settle();
+    assert!(rings.has_drained());
+    assert!(!rings.has_drained());
+}
+
+#[test]
+fn a_queue_that_is_emptied_without_a_kick_says_so_once() {
+    let mut vmm = ready(ALL);
+    assert!(!vmm.link.has_drained());
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert!(!vmm.link.has_drained());
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    vmm.turn();
+    assert_eq!(vmm.used(RX).len(), 1);
+    assert!(vmm.link.has_drained());
+    assert!(!vmm.link.has_drained());
 }
 
 #[test]
@@ -604,4 +644,145 @@ fn a_ring_that_is_broken_when_a_rest_is_given_back_is_counted() {
     known.unwrap().guest = Arc::new(other);
     assert_eq!(vmm.link.finish(rest), Packet::Malformed(0));
     assert_eq!(vmm.next(&mut into), Packet::Nothing);
+}
+
+/// Headers of a frame whose payload is `len` bytes, with those of [`VNET_LEN`].
+fn headers(len: usize) -> Vec<u8> {
+    let mut frame = tcp(len);
+    frame.truncate(VNET_LEN + HEADERS);
+    frame
+}
+
+/// Length of a frame's headers, from the Ethernet header on.
+const HEADERS: usize = 14 + 40;
+
+#[test]
+fn a_frame_whose_payload_is_in_place_fills_as_many_chains_as_it_needs() {
+    let mut vmm = ready(ALL);
+    for nth in 0..8 {
+        let buffer = (BUFFERS + 0x1000 * u64::from(nth), 0x1000, true);
+        vmm.make_available(RX, nth, &[buffer]);
+    }
+    let space = vmm.link.space(Version::V4, HEADERS, 20_000).unwrap();
+    vmm.turn();
+    assert_eq!(vmm.used(RX), []);
+    vmm.link.forget(space);
+    // Again from the first on.
+    let space = vmm.link.space(Version::V4, HEADERS, 20_000).unwrap();
+    let payload = 0x1000 * 2;
+    let lost = vmm.link.put_space(&headers(payload), space, payload);
+    assert_eq!(lost, None);
+    vmm.turn();
+    let rest = (12 + HEADERS) as u32;
+    assert_eq!(vmm.used(RX), [(0, 0x1000), (1, 0x1000), (2, rest)]);
+    let beginning = headers(payload);
+    assert_eq!(vmm.peek(BUFFERS, 12 + HEADERS), in_buffers(&beginning, 3));
+    // One that is copied comes next.
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert_eq!(vmm.used(RX)[3], (3, rest + 100));
+    assert!(vmm.link.space(Version::V4, HEADERS, 20_000).is_none());
+    assert!(vmm.link.space(Version::V4, HEADERS, 16_000).is_some());
+}
+
+#[test]
+fn there_is_no_space_where_a_frame_could_not_be_put() {
+    let with_buffer = |features: u64| {
+        let mut vmm = ready(features);
+        vmm.make_available(RX, 0, &[(BUFFERS, 0x1_0000, true)]);
+        vmm
+    };
+    let has = |vmm: &mut FakeVmm, version| {
+        let space = vmm.link.space(version, HEADERS, 60_000);
+        space.map(|space| vmm.link.forget(space)).is_some()
+    };
+    assert!(has(&mut with_buffer(ALL), Version::V4));
+    assert!(has(
+        &mut with_buffer(ALL & !feature::MRG_RXBUF),
+        Version::V6
+    ));
+    let mut vmm = with_buffer(ALL & !feature::GUEST_TSO4);
+    assert!(!has(&mut vmm, Version::V4) && has(&mut vmm, Version::V6));
+    assert!(!has(
+        &mut with_buffer(ALL & !feature::GUEST_TSO6),
+        Version::V6
+    ));
+    assert!(!has(
+        &mut with_buffer(ALL & !feature::GUEST_CSUM),
+        Version::V4
+    ));
+    let mut vmm = ready(ALL);
+    assert!(!has(&mut vmm, Version::V4));
+    // Behind one that waits.
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1_0000, true)]);
+    vmm.make_available(RX, 1, &[(BUFFERS, 0x1_0000, true)]);
+    assert!(!has(&mut vmm, Version::V4));
+    vmm.turn();
+    assert!(has(&mut vmm, Version::V4));
+    // Out of memory: the next frame finds the ring broken.
+    let mut vmm = ready(ALL);
+    vmm.make_available(RX, 0, &[(MEMORY + MEMORY_LEN - 1, 0x1_0000, true)]);
+    assert!(!has(&mut vmm, Version::V4));
+    vmm.stop(RX);
+    assert!(!has(&mut vmm, Version::V4));
+}
+
+/// The engine is done with a space before it hears the VMM. If it were not, the frame would be lost.
+#[test]
+fn a_space_of_a_ring_that_was_is_of_no_use() {
+    let changes: [fn(&mut FakeVmm); 3] = [
+        |vmm| {
+            vmm.stop(RX);
+        },
+        |vmm| vmm.connect(),
+        // Another frame was put meanwhile.
+        |vmm| assert_eq!(vmm.link.send(&tcp(100)), None),
+    ];
+    for change in changes {
+        let mut vmm = ready(ALL);
+        vmm.make_available(RX, 0, &[(BUFFERS, 0x1_0000, true)]);
+        let space = vmm.link.space(Version::V4, HEADERS, 60_000).unwrap();
+        change(&mut vmm);
+        vmm.turn();
+        let before = vmm.used(RX).len();
+        let lost = vmm.link.put_space(&headers(100), space, 100);
+        assert_eq!(lost, Some(DropReason::StaleVm));
+        vmm.turn();
+        assert_eq!(vmm.used(RX).len(), before);
+    }
+}
+
+/// The engine finishes a frame before it hears the VMM. If it did not, this would be lost, and no more.
+#[test]
+fn what_was_under_way_when_the_ring_or_the_memory_changed_is_given_back_to_nobody() {
+    let stop = |vmm: &mut FakeVmm| {
+        let body = [(TX as u32).to_ne_bytes(), [0; 4]].concat();
+        vmm.ask(request::GET_VRING_BASE, &body, &[]);
+        vmm.turn();
+    };
+    let changes: [fn(&mut FakeVmm); 2] = [
+        |vmm| vmm.set_up(ALL),
+        |vmm| {
+            vmm.connect();
+            vmm.set_up(ALL);
+        },
+    ];
+    for change in changes {
+        let mut vmm = ready(ALL);
+        let frame = long_frame(&mut vmm, 0);
+        let mut into = vec![0; MAX_FRAME];
+        let (_, rest) = vmm.next_beginning(&mut into);
+        let rest = rest.expect("a rest");
+        stop(&mut vmm);
+        change(&mut vmm);
+        vmm.turn();
+        let here = frame.len() - rest.len();
+        assert!(rest.copy_to(&mut into[here..frame.len()]));
+        assert_eq!(into[here..frame.len()], frame[here..], "it stays mapped");
+        let before = vmm.used(TX).len();
+        vmm.link.finish(rest);
+        vmm.turn();
+        assert_eq!(vmm.used(TX).len(), before);
+    }
 }

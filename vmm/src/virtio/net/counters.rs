@@ -136,6 +136,8 @@ pair_counters! {
     rx_frames,
     /// Bytes of the frames delivered to the guest.
     rx_bytes,
+    /// Bytes of payload that went from a socket of the engine straight into the guest's buffers, by one copy.
+    rx_direct_bytes,
     /// Descriptor chains that received frames took: above `rx_frames` when buffers were merged.
     rx_buffers,
     /// Wakeups by a notification of the driver.

@@ -329,7 +329,7 @@ fn without_an_engine_the_link_is_down_and_nothing_waits() {
 #[test]
 fn the_figures_are_those_that_the_engine_has_counted() {
     let rig = Rig::new();
-    let words: Vec<u8> = (1..=12_u64).flat_map(u64::to_ne_bytes).collect();
+    let words: Vec<u8> = (1..=13_u64).flat_map(u64::to_ne_bytes).collect();
     std::os::unix::fs::FileExt::write_all_at(&rig.file, &words, MEMORY).unwrap();
     let counted = rig.counters.snapshot();
     assert_eq!(counted.link, NetLink::Rings);
@@ -342,6 +342,7 @@ fn the_figures_are_those_that_the_engine_has_counted() {
         (pair.tx_frames, pair.tx_bytes, pair.tx_direct_bytes),
         (7, 8, 12)
     );
+    assert_eq!(pair.rx_direct_bytes, 13);
     assert_eq!(
         (pair.interrupts, pair.interrupts_suppressed),
         (5 + 10, 6 + 11)

@@ -10,7 +10,7 @@ pub(in super::super) const COUNTERS_LEN: u64 = 4_096;
 
 /// The memory: words of 64 bits. Kicks, then for the ring to the guest and for that from it its frames,
 /// their bytes, chains, interrupts, and interrupts that the driver did not want; then bytes that sockets
-/// took straight out of the guest's buffers.
+/// took straight out of the guest's buffers, and that were received straight into them.
 #[derive(Debug)]
 pub(in super::super) struct Tally(GuestMemoryMmap);
 
@@ -41,6 +41,7 @@ impl Tally {
             tx_interrupts,
             tx_suppressed,
             tx_direct,
+            rx_direct,
         ] = std::array::from_fn(|nth| {
             let at = GuestAddress(8 * nth as u64);
             self.0.load::<u64>(at, Ordering::Relaxed).unwrap_or(0)
@@ -57,6 +58,7 @@ impl Tally {
         add(&mut pair.tx_frames, &[tx_frames]);
         add(&mut pair.tx_bytes, &[tx_bytes]);
         add(&mut pair.tx_direct_bytes, &[tx_direct]);
+        add(&mut pair.rx_direct_bytes, &[rx_direct]);
         add(&mut pair.interrupts, &[rx_interrupts, tx_interrupts]);
         let suppressed = [rx_suppressed, tx_suppressed];
         add(&mut pair.interrupts_suppressed, &suppressed);
