@@ -108,14 +108,14 @@ pub fn keep_capabilities(keep: u64) -> Result<(), ConfinementError> {
 }
 
 /// Makes the calling thread another user's, without groups, and keeps at most these capabilities of
-/// it. The rest of the process stays as it is. Unless the process is not root, or root of a user
-/// namespace that has no other user: then only the capabilities change.
+/// it. The rest of the process stays as it is. Only the capabilities change if the process is not
+/// root, or is root of a user namespace that has no other user.
 ///
 /// # Errors
 /// The kernel refuses a step.
 pub fn limit_thread(user: u32, keep: u64) -> Result<(), ConfinementError> {
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let has_others = map.split_whitespace().nth(2) != Some("1");
+    let has_others = has_several_users(&map);
     if nix::unistd::geteuid().is_root() && has_others {
         prctl("keeping capabilities", libc::PR_SET_KEEPCAPS, 1)?;
         let id = libc::c_long::from(user);
@@ -139,6 +139,13 @@ pub fn limit_thread(user: u32, keep: u64) -> Result<(), ConfinementError> {
         }
     }
     keep_capabilities(keep)
+}
+
+/// Whether a user namespace of this `uid_map` has more than one user.
+fn has_several_users(map: &str) -> bool {
+    let numbers: Vec<_> = map.split_whitespace().collect();
+    // One line: the first user inside, the first outside, and how many.
+    !matches!(numbers[..], [_, _, "1"])
 }
 
 /// Calls prctl(2) with an option that takes a number.

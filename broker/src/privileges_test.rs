@@ -72,3 +72,16 @@ fn a_thread_becomes_another_user_and_the_process_does_not() {
     assert_eq!(all(), before);
     assert_eq!(dumpable(), dumpable_before);
 }
+
+#[test]
+fn a_namespace_with_one_user_is_told_from_others() {
+    assert!(!has_several_users("         0       1000          1\n"));
+    for several in [
+        "         0          0 4294967295\n",
+        // A container without root: its root, and the user's range.
+        "         0       1000          1\n         1     100000      65536\n",
+        "",
+    ] {
+        assert!(has_several_users(several), "{several}");
+    }
+}

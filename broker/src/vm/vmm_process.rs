@@ -40,6 +40,22 @@ pub(crate) struct VmmProcess {
     process: ChildProcess,
     /// Whether it is in a PID namespace of its own.
     in_namespaces: bool,
+    /// Dropped behind the process.
+    disks: DiskLocks,
+}
+
+/// The files of a machine's disks. When this is dropped, they are unlocked at once: an io_uring of the
+/// VMM's keeps its file open for a moment after the process's end.
+#[derive(Debug, Default)]
+struct DiskLocks(Vec<File>);
+
+impl Drop for DiskLocks {
+    fn drop(&mut self) {
+        for file in &self.0 {
+            // A file that is not locked is no error.
+            let _ = file.unlock();
+        }
+    }
 }
 
 /// Descriptors that a VMM is given.
@@ -77,6 +93,7 @@ impl VmmProcess {
             Ok(process) => Self {
                 process,
                 in_namespaces: true,
+                disks: DiskLocks::default(),
             },
             Err(e) => Self::without_namespaces(bounds, users, &e)?,
         };
@@ -101,6 +118,7 @@ impl VmmProcess {
         Ok(Self {
             process: ChildProcess::start(Role::Vmm, users)?,
             in_namespaces: false,
+            disks: DiskLocks::default(),
         })
     }
 
@@ -142,6 +160,13 @@ impl VmmProcess {
             }
             executed => executed?,
         }
+        let locked = handed.disks.iter().map(|disk| disk.file.try_clone());
+        self.disks = DiskLocks(
+            locked
+                .collect::<Result<_, _>>()
+                .context("keeping the disks")?,
+        );
+        let disks = handed.disks.into_iter().map(VmmDisk::from).collect();
         let start = VmmStart {
             kvm: handed.kvm.into(),
             input: handed.input,
@@ -149,7 +174,7 @@ impl VmmProcess {
             snapshot: handed.snapshot.map(SnapshotChain::into_files),
             kernel: handed.kernel.map(OwnedFd::from),
             initrd: handed.initrd.map(OwnedFd::from),
-            disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
+            disks,
             vsock: handed.vsock,
             vsock_requests: handed.vsock_requests,
             vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),

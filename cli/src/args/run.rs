@@ -97,7 +97,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "cgroup", allow_negative_numbers = true)]
     pub(crate) swap_max: Option<u64>,
     /// Most threads of the VMM: one for each CPU, queue pair and queue of a disk
-    /// (one for each CPU, up to 8), and some ten more
+    /// (one for each CPU, up to 8, and up to four more of the kernel's while it flushes), and some ten
+    /// more
     #[arg(long, value_name = "N", value_parser = whole_number, requires = "cgroup", allow_negative_numbers = true)]
     pub(crate) pids_max: Option<u32>,
     /// Most that the guest prints to a console that is a file, bytes; or with a unit: K, M, G. What

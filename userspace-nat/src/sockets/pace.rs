@@ -263,6 +263,12 @@ impl Sockets {
                 self.pace.to_guest.has_used(used_ns, now_ns);
             }
         }
+        let row = &mut self.pace.to_guest;
+        if row.keys.is_empty() {
+            // The last turn was that of the last one.
+            row.due_ns = None;
+            return false;
+        }
         true
     }
 

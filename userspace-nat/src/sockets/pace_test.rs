@@ -512,6 +512,19 @@ fn there_is_a_timer_only_while_somebody_waits() {
 }
 
 #[test]
+fn a_row_that_one_round_empties_leaves_no_timer() {
+    let mut scene = Scene::new(false, 1, rates(RATE, RATE));
+    let row = &mut scene.sockets.pace.to_guest;
+    // Of sockets that are gone.
+    row.keys
+        .extend((0..TURNS_AT_ONCE).map(|nth| 1_000_000 + nth as u32));
+    row.due_ns = Some(scene.guest.now_ns);
+    scene.work();
+    assert!(scene.sockets.pace.is_idle());
+    assert_eq!(scene.sockets.pace.due_ns(), None);
+}
+
+#[test]
 fn a_rate_that_changes_or_ends_holds_at_once() {
     for up in [false, true] {
         // Slow enough that a quantum is seconds.

@@ -173,8 +173,13 @@ impl Sockets {
         if flags.contains(EpollFlags::EPOLLOUT)
             && let Some((header, times)) = stream.writable(now_ns)
         {
+            let is_held = stream.connection().is_window_held();
             for _ in 0..times {
                 self.write_of(key, &header, guest);
+            }
+            if is_held {
+                // The acknowledgement had the window that was left: it is opened further.
+                self.queue(key);
             }
         }
         self.settle(key);
@@ -248,7 +253,9 @@ impl Sockets {
             return;
         };
         let Some(mut place) = stream.sendable(now_ns) else {
-            return;
+            // The guest's window may have closed meanwhile: then there are probes.
+            self.wait_for_room(key, epoll);
+            return self.settle_timer(key);
         };
         place.most = place.most.min(rate.most_payload(stream.connection().mss()));
         match self.send_next(key, place, guest, now_ns) {

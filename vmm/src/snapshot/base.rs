@@ -278,7 +278,8 @@ fn read_sparse(file: &File, buffer: &mut [u8], at: u64) -> io::Result<()> {
 }
 
 /// Returns where a file's next data or hole is, from this offset on, or its end. `None`: there is no
-/// more data. A file system that knows of no holes answers that all is data.
+/// more data. A file system that knows of no holes answers that all is data, or that it does not know
+/// the question (EINVAL): then all is taken for data.
 fn seek(file: &File, whence: libc::c_int, from: u64) -> io::Result<Option<u64>> {
     let at = i64::try_from(from).map_err(io::Error::other)?;
     // SAFETY: the descriptor is open, and nothing else is passed but numbers. The offset that it moves
@@ -288,6 +289,10 @@ fn seek(file: &File, whence: libc::c_int, from: u64) -> io::Result<Option<u64>> 
         Ok(found) => Ok(Some(found)),
         Err(_) => match io::Error::last_os_error() {
             e if e.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            e if e.raw_os_error() == Some(libc::EINVAL) && whence == libc::SEEK_DATA => {
+                Ok(Some(from))
+            }
+            e if e.raw_os_error() == Some(libc::EINVAL) && whence == libc::SEEK_HOLE => Ok(None),
             e => Err(e),
         },
     }

@@ -178,6 +178,11 @@ impl Ring {
         Ok(Some(u16::from_le(head)))
     }
 
+    /// Has [`Ring::next`] give a chain once more that was taken and not given back.
+    pub(super) fn take_again(&mut self, head: u16) {
+        self.again.push_back(head);
+    }
+
     /// Calls `buffer` for each buffer of a chain, in order.
     ///
     /// # Errors

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
-        /// Counters of one disk: its thread increments them, any thread reads them.
+        /// Counters of one disk: its threads increment them, any thread reads them.
         #[derive(Debug, Default)]
         pub struct DiskCounters {
             $($(#[doc = $doc])+ pub(super) $name: AtomicU64,)+
@@ -33,8 +33,8 @@ counters! {
     writes,
     /// Bytes that they wrote.
     written_bytes,
-    /// Times that all earlier writes were made stable: by a flush, or with a write of a driver
-    /// that did not negotiate flushes.
+    /// Times that something was made stable: all earlier writes by a flush, or one write or zeroes
+    /// before the answer, for a driver that did not negotiate flushes.
     flushes,
     /// Bytes whose place was given back because the driver discarded them.
     discarded_bytes,

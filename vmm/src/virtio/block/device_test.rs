@@ -17,7 +17,7 @@ use crate::{
     GuestMemory,
     virtio::{
         EnabledQueue, Signals,
-        block::Cache,
+        block::{Cache, file_io::held::Gate},
         rate::{BucketConfig, RateConfig},
     },
 };
@@ -781,6 +781,157 @@ fn files_that_are_no_disks() {
     assert!(matches!(create(null), Some(DiskError::Kind)));
     let folder = File::open("/").unwrap();
     assert!(matches!(create(folder), Some(DiskError::Kind)));
+}
+
+/// Waits for what another thread does, for so long that only a hang takes longer.
+fn in_time<T: Send>(what: &str, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(work);
+        let begin = Instant::now();
+        while !worker.is_finished() {
+            // A scope would wait for it for ever.
+            if begin.elapsed() > Duration::from_secs(20) {
+                eprintln!("{what} does not end");
+                std::process::abort();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        worker.join().unwrap()
+    })
+}
+
+/// Adds a read of a sector that stays under way, as the gate is shut.
+fn held_read(rig: &mut Rig, gate: &Gate, chain: &[Buffer]) {
+    rig.activate(FLUSH);
+    let header = [u64::from(IN).to_le_bytes(), 7_u64.to_le_bytes()].concat();
+    rig.put(HEADER, &header);
+    rig.offer(chain);
+    rig.wait("it is under way", |_| gate.held() == 1);
+    assert_eq!(rig.used(), 0);
+}
+
+const READ: [Buffer; 3] = [(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)];
+
+#[test]
+fn operations_under_way_end_before_a_pause_and_a_reset() {
+    for pauses in [true, false] {
+        let gate = Gate::shut(false);
+        let mut rig = Rig::by(Method::Held(gate), |_| {});
+        held_read(&mut rig, gate, &READ);
+        let opener = std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            gate.open();
+        });
+        if pauses {
+            let state = in_time("the pause", || rig.disk.suspend());
+            let progress = &state.queues[0];
+            assert_eq!((progress.next_available, progress.next_used), (1, 1));
+            assert!(progress.taken.is_empty());
+            assert_eq!(rig.get(DATA, 8), 7_u64.to_le_bytes());
+            rig.disk.resume();
+        } else {
+            in_time("the reset", || rig.disk.reset());
+            assert_eq!(rig.used(), 0, "the driver does not want it");
+            assert_eq!(Arc::strong_count(&rig.memory), 1, "nobody holds it");
+        }
+        assert_eq!(gate.held(), 0);
+        opener.join().unwrap();
+    }
+}
+
+#[test]
+fn a_request_of_which_a_part_is_done_is_begun_anew_after_a_pause() {
+    let gate = Gate::shut(true);
+    let mut rig = Rig::by(Method::Held(gate), |_| {});
+    let chain = [
+        (HEADER, 16, false),
+        (DATA, 256, true),
+        (DATA + 256, 256, true),
+        (STATUS, 1, true),
+    ];
+    held_read(&mut rig, gate, &chain);
+    gate.open();
+    // Whenever the pause comes: a request is answered, or is taken again.
+    let state = in_time("the pause", || rig.disk.suspend());
+    let progress = state.queues[0].clone();
+    let again = progress.taken.len();
+    assert_eq!(usize::from(progress.next_used) + again, 1);
+    rig.disk.resume();
+    rig.wait("an answer", |rig| rig.used() == 1);
+    assert_eq!(rig.get(DATA, 8), 7_u64.to_le_bytes());
+    assert_eq!(rig.get(DATA + 256, 256), [0x5a; 256]);
+    assert!(!rig.is_broken());
+}
+
+#[test]
+fn a_broken_chain_behind_an_operation_waits_for_it() {
+    let gate = Gate::shut(false);
+    let mut rig = Rig::by(Method::Held(gate), |_| {});
+    held_read(&mut rig, gate, &READ);
+    rig.offer(&[(HEADER, 16, false)]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!rig.is_broken());
+    gate.open();
+    rig.wait("a reset is needed", |rig| rig.is_broken());
+    assert_eq!(rig.used(), 0);
+    in_time("the reset", || rig.disk.reset());
+    assert_eq!(Arc::strong_count(&rig.memory), 1, "nobody holds it");
+}
+
+/// A driver that makes more available than the queue has entries, while none is given back.
+#[test]
+fn requests_beyond_those_that_may_be_under_way_wait_in_the_ring() {
+    const MANY: u16 = 136;
+    let gate = Gate::shut(false);
+    let mut rig = Rig::by(Method::Held(gate), |_| {});
+    held_read(&mut rig, gate, &READ);
+    for number in 2..=MANY {
+        rig.offer(&READ);
+        let due = usize::from(number.min(128));
+        rig.wait("it is under way, if there is room", |_| gate.held() == due);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!((rig.used(), gate.held()), (0, 128));
+    gate.open();
+    rig.wait("all are answered", |rig| rig.used() == MANY);
+    assert!(!rig.is_broken());
+}
+
+/// Another thread of the guest makes requests available and takes them back.
+#[test]
+fn a_driver_that_takes_requests_back_stops_nobody() {
+    for _ in 0..20 {
+        let mut rig = Rig::new(false);
+        rig.activate(FLUSH);
+        rig.put(HEADER, &[0; 16]);
+        rig.put(0, &[0; 64]);
+        rig.add(&READ);
+        let memory = rig.memory.clone();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let index = GuestAddress(AVAILABLE + 2);
+                let mut next = 1_u16;
+                while !over.load(SeqCst) {
+                    // One that is there for a moment, and one far beyond.
+                    for available in [next.wrapping_sub(1), next, next.wrapping_add(9)] {
+                        memory.store(available, index, SeqCst).unwrap();
+                    }
+                    next = next.wrapping_add(1);
+                }
+            });
+            for _ in 0..200 {
+                rig.bell.write(1).unwrap();
+                std::thread::sleep(Duration::from_micros(20));
+            }
+            in_time("the pause", || drop(rig.disk.suspend()));
+            rig.disk.resume();
+            in_time("the reset", || rig.disk.reset());
+            over.store(true, SeqCst);
+        });
+        drop(memory);
+        assert_eq!(Arc::strong_count(&rig.memory), 1, "nobody holds it");
+    }
 }
 
 proptest! {

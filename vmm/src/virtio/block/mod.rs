@@ -29,9 +29,10 @@
 //! are those of its data, carried out or not, and those that are to be zeroes. Beyond the limit requests wait in the ring, the thread
 //! sleeps until the limit opens, and none is refused.
 //!
-//! A reset waits for the operations under way, which are no more than the queues have entries and no
-//! longer than [`MAX_REQUEST_BYTES`] each; requests behind them are not begun. A pause waits until all
-//! requests that were taken are answered.
+//! A reset and a pause wait for the operations under way, which are no more than the queues have
+//! entries and no longer than [`MAX_REQUEST_BYTES`] each, or [`MAX_RANGE_BYTES`] for ranges that the
+//! file system clears. Requests behind them are not begun. After a pause, requests of which a part was
+//! carried out are begun anew.
 mod counters;
 mod device;
 mod file;

@@ -26,7 +26,8 @@ pub(super) const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
 
 /// What is written where the file can't make zeroes itself.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
-const _: () = assert!(MAX_RANGE_BYTES <= (ZEROES.len() * MAX_PIECES) as u64);
+/// Most pieces of zeroes that one operation writes: 1 MiB, so that a pause does not wait for all.
+const ZERO_PIECES: usize = 16;
 
 /// Disk that requests are for.
 pub(super) struct Target<'a> {
@@ -72,6 +73,8 @@ enum Work {
     Zero {
         unmap: bool,
     },
+    /// Makes zeroes stable that the file system or the device has made.
+    FlushZeroes,
     /// Zeroes, by writing them.
     WriteZeroes,
 }
@@ -102,6 +105,11 @@ pub(super) struct Request {
 unsafe impl Send for Request {}
 
 impl Request {
+    /// Returns the first descriptor of its chain.
+    pub(super) fn head(&self) -> u16 {
+        self.head
+    }
+
     /// Returns the length of its data, bytes.
     pub(super) fn data_bytes(&self) -> u64 {
         self.data_bytes
@@ -222,14 +230,14 @@ impl Request {
             return Err(Answer::Unsupported);
         }
         self.bytes = u64::from(sectors) * SECTOR_BYTES;
+        if matches!(work, Work::Zero { .. }) {
+            self.data_bytes = self.bytes.min(MAX_RANGE_BYTES);
+        }
         if self.bytes > MAX_RANGE_BYTES {
             return Err(Answer::Invalid);
         }
         let place = target.image.place(sector, self.bytes);
         self.offset = place.ok_or(Answer::Invalid)?;
-        if matches!(work, Work::Zero { .. }) {
-            self.data_bytes = self.bytes;
-        }
         if self.bytes == 0 {
             return Ok(Next::Answer(Answer::Done(0)));
         }
@@ -240,7 +248,11 @@ impl Request {
     /// has ended.
     fn operation(&mut self, work: Work, target: &Target) -> Next {
         self.work = work;
-        let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len().min(MAX_PIECES));
+        let most = match work {
+            Work::WriteZeroes => ZERO_PIECES,
+            _ => MAX_PIECES,
+        };
+        let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len().min(most));
         let action = match work {
             Work::Read => Action::Read {
                 pieces,
@@ -251,7 +263,7 @@ impl Request {
                 count: count as u32,
                 stable: target.write_through,
             },
-            Work::Flush => Action::Flush,
+            Work::Flush | Work::FlushZeroes => Action::Flush,
             Work::Discard | Work::Zero { unmap: true } => Action::Allocate {
                 mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
                 bytes: self.bytes,
@@ -274,12 +286,15 @@ impl Request {
         let Ok(transferred) = usize::try_from(result) else {
             return match (-result, work) {
                 (libc::EINTR, _) => self.operation(work, target),
-                // A file system or device that can't: a discard is a hint, zeroes are not.
-                (libc::EOPNOTSUPP, Work::Discard) => {
+                // A file system or device that can't, or not in parts of its blocks: a discard is a
+                // hint, zeroes are not.
+                (libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV, Work::Discard) => {
                     count(&target.counters.discards_ignored, 1);
                     Next::Answer(Answer::Done(0))
                 }
-                (libc::EOPNOTSUPP, Work::Zero { .. }) => self.write_zeroes(target),
+                (libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV, Work::Zero { .. }) => {
+                    self.write_zeroes(target)
+                }
                 _ => Next::Answer(Answer::Failed),
             };
         };
@@ -295,11 +310,10 @@ impl Request {
                     false => self.operation(work, target),
                 }
             }
-            Work::Zero { .. } if target.write_through => {
-                count(&target.counters.zeroed_bytes, self.bytes);
-                self.operation(Work::Flush, target)
+            Work::Zero { .. } if target.write_through => self.operation(Work::FlushZeroes, target),
+            Work::Zero { .. } | Work::Discard | Work::Flush | Work::FlushZeroes => {
+                Next::Answer(self.done(target))
             }
-            Work::Zero { .. } | Work::Discard | Work::Flush => Next::Answer(self.done(target)),
         }
     }
 
@@ -355,6 +369,10 @@ impl Request {
             }
             Work::Flush => count(&counters.flushes, 1),
             Work::Discard => count(&counters.discarded_bytes, self.bytes),
+            Work::FlushZeroes => {
+                count(&counters.flushes, 1);
+                count(&counters.zeroed_bytes, self.bytes);
+            }
             Work::Zero { .. } | Work::WriteZeroes => count(&counters.zeroed_bytes, self.bytes),
         }
         Answer::Done(0)

@@ -76,10 +76,16 @@ fn zeroes_are_written_where_the_file_can_not_make_them() {
         assert_eq!(written[1], (behind, vec![(1 << 16) - 512, 512]));
     }
     assert_eq!(counters.zeroed_bytes.load(SeqCst), 2 * ((2 << 16) + 512));
-    // The longest range takes no more pieces than one operation has.
-    let mut request = request(Work::Zero { unmap: false }, MAX_RANGE_BYTES);
-    let (written, _) = carry_on(&mut request, &target, &[-libc::EOPNOTSUPP]);
-    assert_eq!(written[0].1.iter().sum::<usize>(), 64 << 20);
+    // A long range is written in parts.
+    for refusal in [libc::EOPNOTSUPP, libc::EINVAL] {
+        let mut request = request(Work::Zero { unmap: false }, MAX_RANGE_BYTES);
+        let results: Vec<_> = std::iter::once(-refusal)
+            .chain(std::iter::repeat_n(1 << 20, 64))
+            .collect();
+        let (written, answer) = carry_on(&mut request, &target, &results);
+        assert_eq!((written.len(), answer), (64, Some(Answer::Done(0))));
+        assert_eq!(written[63], (4096 + (63 << 20), vec![1 << 16; 16]));
+    }
 }
 
 #[test]
@@ -100,4 +106,46 @@ fn a_discard_that_the_file_does_not_support_is_counted_and_well() {
     assert_eq!(answer, Some(Answer::Failed));
     let counted = [&counters.discards_ignored, &counters.discarded_bytes];
     assert_eq!(counted.map(|counter| counter.load(SeqCst)), [1, 0]);
+}
+
+#[test]
+fn a_driver_without_flushes_has_its_writes_made_stable() {
+    let image = image();
+    let counters = DiskCounters::default();
+    for write_through in [false, true] {
+        let target = Target {
+            image: &image,
+            id: &[0; ID_BYTES],
+            write_through,
+            counters: &counters,
+        };
+        let stable_of = |next| match next {
+            Next::Operation(Operation {
+                action: Action::Write { stable, .. },
+                ..
+            }) => stable,
+            other => panic!("{other:?}"),
+        };
+        let mut write = request(Work::Write, 512);
+        assert_eq!(
+            stable_of(write.operation(Work::Write, &target)),
+            write_through
+        );
+        let mut zeroes = request(Work::Zero { unmap: false }, 512);
+        assert_eq!(
+            stable_of(zeroes.ended(-libc::EOPNOTSUPP, &target)),
+            write_through
+        );
+        // What the file system clears is made stable by an operation of its own.
+        let mut cleared = request(Work::Zero { unmap: false }, 512);
+        let next = cleared.ended(0, &target);
+        let flush = Next::Operation(Operation {
+            offset: 4096,
+            action: Action::Flush,
+        });
+        match write_through {
+            true => assert_eq!(next, flush),
+            false => assert_eq!(next, Next::Answer(Answer::Done(0))),
+        }
+    }
 }

@@ -141,8 +141,7 @@ impl Worker {
                 match self.inbox.take() {
                     None => {}
                     Some(Command::Suspend(to)) => {
-                        self.finish(&mut serving);
-                        // All that was taken is given back.
+                        self.settle(&mut serving);
                         let _ = to.send(serving.ring.progress(serving.queue, []));
                         drop(to);
                         match self.inbox.rest(|next| matches!(next, Command::Resume)) {
@@ -193,7 +192,11 @@ impl Worker {
             if let Some(until) = self.closed_until() {
                 return Ok((taken, Some(until)));
             }
-            let (Some(id), Some(head)) = (self.requests.free.pop(), serving.ring.next()?) else {
+            // The driver may have taken it back meanwhile.
+            let Some(head) = serving.ring.next()? else {
+                break;
+            };
+            let Some(id) = self.requests.free.pop() else {
                 break;
             };
             taken = true;
@@ -241,12 +244,22 @@ impl Worker {
         any
     }
 
-    /// Waits until all requests that were taken are answered.
-    fn finish(&mut self, serving: &mut Serving) {
+    /// Waits until no operation is under way. A request that is done by then is answered. Another
+    /// one is begun anew when the queue goes on, here or in another process: none does harm twice.
+    fn settle(&mut self, serving: &mut Serving) {
+        self.io.submit();
         while self.requests.under_way() > 0 {
-            self.io.submit();
             self.io.wait();
-            self.give_back(serving);
+            while let Some((id, result)) = self.io.result() {
+                let request = &mut self.requests.all[usize::from(id)];
+                match request.ended(result, &serving.target) {
+                    Next::Answer(answer) => self.answer_one(id, answer, serving),
+                    Next::Operation(_) => {
+                        serving.ring.take_again(request.head());
+                        self.requests.free.push(id);
+                    }
+                }
+            }
         }
         serving.publish();
     }

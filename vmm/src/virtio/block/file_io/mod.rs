@@ -3,6 +3,9 @@ use std::{io, os::fd::RawFd, sync::Arc};
 
 use libc::iovec;
 
+#[cfg(test)]
+#[path = "../held_test.rs"]
+pub(super) mod held;
 mod uring;
 mod vectored;
 
@@ -90,6 +93,9 @@ pub(super) enum Method {
     /// io_uring.
     #[cfg(test)]
     IoUring,
+    /// Operations are carried out when the test lets them.
+    #[cfg(test)]
+    Held(&'static held::Gate),
     /// preadv and pwritev: one operation after the other.
     Vectored,
 }
@@ -100,12 +106,14 @@ pub(super) enum Method {
 /// `method` demands io_uring, and the host refuses it.
 pub(super) fn new(method: Method, image: &Arc<Image>) -> io::Result<Box<dyn FileIo>> {
     Ok(match method {
-        Method::Auto => match Uring::new(&image.file) {
+        Method::Auto => match Uring::new(image.clone()) {
             Ok(uring) => Box::new(uring),
             Err(_) => Box::new(Vectored::new(image.clone())),
         },
         #[cfg(test)]
-        Method::IoUring => Box::new(Uring::new(&image.file)?),
+        Method::IoUring => Box::new(Uring::new(image.clone())?),
+        #[cfg(test)]
+        Method::Held(gate) => Box::new(held::Held::new(image.clone(), gate)?),
         Method::Vectored => Box::new(Vectored::new(image.clone())),
     })
 }

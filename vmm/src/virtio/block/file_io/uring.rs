@@ -6,35 +6,49 @@
 //! then enabled, by the disk's thread. An attacker in control of that thread can do no more with it
 //! than with preadv, pwritev, fdatasync and fallocate.
 use std::{
-    fs::File,
     io,
     os::fd::{AsRawFd, RawFd},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
 use io_uring::{IoUring, opcode, register::Restriction, squeue, types};
 
-use super::{Action, FileIo, MAX_OPERATIONS, Operation};
+use super::{super::file::Image, Action, FileIo, MAX_OPERATIONS, Operation, vectored::carry_out};
+
+/// Operations that are begun at once. A longer batch spares system calls, and lets the first answer
+/// wait for the last transfer.
+const BATCH: usize = 8;
+/// Most threads of the kernel that work for a ring: bounded ones, those of files and block devices,
+/// and others, which it has none of (0 would mean the kernel's default).
+const WORKERS: [u32; 2] = [4, 1];
 
 /// Pause before a call is tried again for which the kernel has no memory.
 const PAUSE: Duration = Duration::from_micros(100);
+const NO_THREAD: i32 = -libc::ECANCELED;
+const NOT_NOW: i32 = -libc::EAGAIN;
 
 pub(super) struct Uring {
     ring: IoUring,
+    image: Arc<Image>,
+    /// Operations by their ids, while they are under way.
+    operations: Vec<Option<Operation>>,
     /// Number of operations that were added and not submitted.
     added: usize,
 }
 
 impl Uring {
-    pub(super) fn new(file: &File) -> io::Result<Uring> {
+    pub(super) fn new(image: Arc<Image>) -> io::Result<Uring> {
         let ring = IoUring::builder()
             .setup_r_disabled()
             .setup_single_issuer()
             .setup_submit_all()
             .build(MAX_OPERATIONS as u32)?;
         let submitter = ring.submitter();
-        submitter.register_files(&[file.as_raw_fd()])?;
+        submitter.register_files(&[image.file.as_raw_fd()])?;
+        // From Linux 5.15 on; before, the host's own bound holds.
+        let _ = submitter.register_iowq_max_workers(&mut WORKERS.clone());
         let fixed = squeue::Flags::FIXED_FILE.bits();
         submitter.register_restrictions(&mut [
             Restriction::sqe_op(opcode::Readv::CODE),
@@ -44,7 +58,12 @@ impl Uring {
             Restriction::sqe_flags_allowed(fixed),
             Restriction::sqe_flags_required(fixed),
         ])?;
-        Ok(Uring { ring, added: 0 })
+        Ok(Uring {
+            ring,
+            image,
+            operations: vec![None; MAX_OPERATIONS],
+            added: 0,
+        })
     }
 
     /// Enters the kernel until all that was added is submitted and `results` are there.
@@ -53,9 +72,9 @@ impl Uring {
             match self.ring.submit_and_wait(results) {
                 Ok(submitted) => self.added = self.added.saturating_sub(submitted),
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-                // The kernel has no memory, or has to be rid of results first, for which there is
-                // room in the ring: it is asked again. No other error can come up, since the ring is
-                // this thread's and stays open; the operations would be lost if it gave up.
+                // ENOMEM, EAGAIN: the kernel has no memory. EBUSY: it has to be rid of results first,
+                // for which there is room. It is asked again. Others can't come up, since the ring is
+                // this thread's and stays open; to give up would leave operations under way.
                 Err(_) => thread::sleep(PAUSE),
             }
             if self.added == 0 && (results == 0 || self.has_result()) {
@@ -101,6 +120,9 @@ impl FileIo for Uring {
                 .build(),
         };
         let entry = entry.user_data(id.into());
+        if let Some(place) = self.operations.get_mut(usize::from(id)) {
+            *place = Some(*operation);
+        }
         // SAFETY: the caller keeps the pieces until the result.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.enter(0);
@@ -120,7 +142,19 @@ impl FileIo for Uring {
 
     fn result(&mut self) -> Option<(u16, i32)> {
         let entry = self.ring.completion().next()?;
-        Some((entry.user_data() as u16, entry.result()))
+        let (id, result) = (entry.user_data() as u16, entry.result());
+        let place = self.operations.get_mut(usize::from(id));
+        let operation = place.and_then(Option::take);
+        Some(match (result, operation) {
+            // The kernel had no thread for it, or was to wait where it may not.
+            (NO_THREAD | NOT_NOW, Some(operation)) => {
+                // SAFETY: the caller of `push` keeps the pieces until this result.
+                (id, unsafe {
+                    carry_out(self.image.file.as_raw_fd(), &operation)
+                })
+            }
+            _ => (id, result),
+        })
     }
 
     fn wait(&mut self) {
@@ -128,6 +162,6 @@ impl FileIo for Uring {
     }
 }
 
-/// Operations that are begun at once. A longer batch spares system calls, and lets the first answer
-/// wait for the last transfer.
-const BATCH: usize = 8;
+#[cfg(test)]
+#[path = "../uring_test.rs"]
+mod tests;

@@ -60,7 +60,7 @@ impl FileIo for Vectored {
 ///
 /// # Safety
 /// As of [`FileIo::push`].
-unsafe fn carry_out(fd: RawFd, operation: &Operation) -> i32 {
+pub(super) unsafe fn carry_out(fd: RawFd, operation: &Operation) -> i32 {
     let Ok(offset) = i64::try_from(operation.offset) else {
         return -libc::EINVAL;
     };
