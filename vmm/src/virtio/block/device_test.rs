@@ -850,9 +850,13 @@ fn a_request_of_which_a_part_is_done_is_begun_anew_after_a_pause() {
         (STATUS, 1, true),
     ];
     held_read(&mut rig, gate, &chain);
-    gate.open();
-    // Whenever the pause comes: a request is answered, or is taken again.
+    let opener = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(200));
+        gate.open();
+    });
     let state = in_time("the pause", || rig.disk.suspend());
+    opener.join().unwrap();
+    // It is taken again, if the pause came before the gate was open.
     let progress = state.queues[0].clone();
     let again = progress.taken.len();
     assert_eq!(usize::from(progress.next_used) + again, 1);
@@ -904,20 +908,19 @@ fn a_driver_that_takes_requests_back_stops_nobody() {
         let mut rig = Rig::new(false);
         rig.activate(FLUSH);
         rig.put(HEADER, &[0; 16]);
-        rig.put(0, &[0; 64]);
         rig.add(&READ);
         let memory = rig.memory.clone();
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let index = GuestAddress(AVAILABLE + 2);
-                let mut next = 1_u16;
+                let used = GuestAddress(USED + 2);
                 while !over.load(SeqCst) {
-                    // One that is there for a moment, and one far beyond.
-                    for available in [next.wrapping_sub(1), next, next.wrapping_add(9)] {
+                    // One that is there for a moment.
+                    let next: u16 = memory.load(used, SeqCst).unwrap();
+                    for available in [next, next.wrapping_add(1)].repeat(8) {
                         memory.store(available, index, SeqCst).unwrap();
                     }
-                    next = next.wrapping_add(1);
                 }
             });
             for _ in 0..200 {

@@ -55,9 +55,6 @@ pub(super) struct Held {
     waiting: VecDeque<(u16, Operation)>,
 }
 
-// SAFETY: as of `Request`.
-unsafe impl Send for Held {}
-
 impl Held {
     pub(super) fn new(image: Arc<Image>, gate: &'static Gate) -> io::Result<Held> {
         Ok(Held {

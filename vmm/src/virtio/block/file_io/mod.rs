@@ -26,6 +26,10 @@ pub(super) struct Operation {
     pub(super) action: Action,
 }
 
+// SAFETY: the pieces are addresses that every thread may use alike; who carries the operation out has
+// to see that they are valid.
+unsafe impl Send for Operation {}
+
 /// What an operation does. The pieces are up to [`MAX_PIECES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
