@@ -352,8 +352,9 @@ mod tun {
     pub(super) const MAKING: &[u64] = &[0x8004_54d2, 0x4004_54d8, 0x4004_54dc];
 }
 
-/// Operations that set up a ring: IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS.
-const RINGS_MADE: &[u64] = &[2, 11];
+/// Operations that set up a ring: IORING_REGISTER_FILES, IORING_REGISTER_RESTRICTIONS,
+/// IORING_REGISTER_IOWQ_MAX_WORKERS.
+const RINGS_MADE: &[u64] = &[2, 11, 19];
 /// The operation that starts a ring: IORING_REGISTER_ENABLE_RINGS.
 const RINGS_ENABLED: &[u64] = &[12];
 
