@@ -4,6 +4,7 @@
 //! The programs in `targets/` pass libFuzzer's inputs to these functions. [`seeds`] are the initial
 //! inputs.
 mod balloon;
+mod disk;
 mod dns;
 mod dns_proxy;
 mod dress;
@@ -30,6 +31,7 @@ mod vms;
 
 pub use {
     balloon::balloon,
+    disk::disk,
     dns::dns,
     dns_proxy::dns_proxy,
     engine::engine,

@@ -1,5 +1,6 @@
 //! First inputs of each target: data that ordinary guests, servers and users send.
 mod balloon;
+mod disk;
 mod engine;
 mod inspect;
 mod kernel;
@@ -51,6 +52,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("messages", messages::messages()),
         ("virtio_net", virtio_net::virtio_net()),
         ("balloon", balloon::balloon()),
+        ("disk", disk::disk()),
         ("kernel", kernel::kernel()),
         ("pci", virtio::pci()),
         ("transport", virtio::transport()),

@@ -88,10 +88,6 @@ impl Disk {
         let image = Arc::new(Image::new(config)?);
         let limiter =
             Limiter::new(rate, Instant::now()).map(|limiter| Arc::new(Mutex::new(limiter)));
-        let mut id = [0; ID_BYTES];
-        id.iter_mut()
-            .zip(format!("disk{number}").bytes())
-            .for_each(|(to, from)| *to = from);
         let mut workers = Vec::new();
         for queue in 0..queues {
             let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
@@ -99,7 +95,7 @@ impl Disk {
                 inbox,
                 image: image.clone(),
                 io: file_io::new(method, &image).map_err(tried("make an io_uring"))?,
-                id,
+                id: id(number),
                 counters: counters.clone(),
                 limiter: limiter.clone(),
                 patience: patience(),
@@ -127,6 +123,37 @@ impl Disk {
     }
 }
 
+/// Returns the features that a disk of so many queues offers.
+pub(super) fn offered(image: &Image, queues: usize) -> u64 {
+    let mut bits = vec![
+        VIRTIO_BLK_F_SIZE_MAX,
+        VIRTIO_BLK_F_SEG_MAX,
+        VIRTIO_BLK_F_BLK_SIZE,
+        VIRTIO_RING_F_EVENT_IDX,
+        VIRTIO_RING_F_INDIRECT_DESC,
+    ];
+    if image.offers_flush() {
+        bits.push(VIRTIO_BLK_F_FLUSH);
+    }
+    match image.is_read_only() {
+        true => bits.push(VIRTIO_BLK_F_RO),
+        false => bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]),
+    }
+    if queues > 1 {
+        bits.push(VIRTIO_BLK_F_MQ);
+    }
+    bits.iter().fold(0, |all, bit| all | 1 << bit)
+}
+
+/// Returns the name of a disk that a guest can ask for.
+pub(super) fn id(number: usize) -> [u8; ID_BYTES] {
+    let mut id = [0; ID_BYTES];
+    id.iter_mut()
+        .zip(format!("disk{number}").bytes())
+        .for_each(|(to, from)| *to = from);
+    id
+}
+
 impl Drop for QueueThread {
     fn drop(&mut self) {
         self.mailbox.send(Command::Exit);
@@ -152,24 +179,7 @@ impl VirtioDevice for Disk {
     }
 
     fn features(&self) -> u64 {
-        let mut bits = vec![
-            VIRTIO_BLK_F_SIZE_MAX,
-            VIRTIO_BLK_F_SEG_MAX,
-            VIRTIO_BLK_F_BLK_SIZE,
-            VIRTIO_RING_F_EVENT_IDX,
-            VIRTIO_RING_F_INDIRECT_DESC,
-        ];
-        if self.image.offers_flush() {
-            bits.push(VIRTIO_BLK_F_FLUSH);
-        }
-        match self.image.is_read_only() {
-            true => bits.push(VIRTIO_BLK_F_RO),
-            false => bits.extend([VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES]),
-        }
-        if self.workers.len() > 1 {
-            bits.push(VIRTIO_BLK_F_MQ);
-        }
-        bits.iter().fold(0, |all, bit| all | 1 << bit)
+        offered(&self.image, self.workers.len())
     }
 
     fn read_config(&self, offset: usize, into: &mut [u8]) {

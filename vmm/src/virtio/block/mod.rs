@@ -38,6 +38,8 @@ mod device;
 mod file;
 mod file_io;
 mod request;
+#[cfg(any(test, feature = "fake"))]
+pub mod stepped;
 mod worker;
 
 pub use counters::{DiskCounters, DiskSnapshot};

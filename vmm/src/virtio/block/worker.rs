@@ -79,7 +79,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    fn under_way(&self) -> usize {
+    pub(super) fn under_way(&self) -> usize {
         self.all.len() - self.free.len()
     }
 }
@@ -152,11 +152,8 @@ impl Worker {
                     }
                     command => return Ok(command),
                 }
-                let (taken, closed) = self.take(&mut serving)?;
-                self.io.submit();
-                let ended = self.give_back(&mut serving);
-                serving.publish();
-                if !taken && !ended {
+                let (worked, closed) = self.turn(&mut serving)?;
+                if !worked {
                     break closed;
                 }
             };
@@ -181,9 +178,25 @@ impl Worker {
         }
     }
 
+    /// Takes requests, begins their operations, and answers what is done. Returns whether there was
+    /// anything to do, and until when the limit is closed for requests that wait.
+    pub(super) fn turn(
+        &mut self,
+        serving: &mut Serving,
+    ) -> Result<(bool, Option<Instant>), Broken> {
+        let (taken, closed) = self.take(serving)?;
+        self.io.submit();
+        let ended = self.give_back(serving);
+        serving.publish();
+        Ok((taken || ended, closed))
+    }
+
     /// Takes requests from the ring, as many as are begun at once. Returns whether it took one, and
     /// until when the limit is closed for requests that wait.
-    fn take(&mut self, serving: &mut Serving) -> Result<(bool, Option<Instant>), Broken> {
+    pub(super) fn take(
+        &mut self,
+        serving: &mut Serving,
+    ) -> Result<(bool, Option<Instant>), Broken> {
         let mut taken = false;
         for _ in 0..self.io.batch() {
             if !self.has_room() || serving.ring.waiting()? == 0 {
@@ -246,7 +259,7 @@ impl Worker {
 
     /// Waits until no operation is under way. A request that is done by then is answered. Another
     /// one is begun anew when the queue goes on, here or in another process: none does harm twice.
-    fn settle(&mut self, serving: &mut Serving) {
+    pub(super) fn settle(&mut self, serving: &mut Serving) {
         self.io.submit();
         while self.requests.under_way() > 0 {
             self.io.wait();
@@ -265,7 +278,7 @@ impl Worker {
     }
 
     /// Waits until no operation is under way. What is left to do for its request is not done.
-    fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         self.io.submit();
         while self.requests.under_way() > 0 {
             self.io.wait();
@@ -348,13 +361,13 @@ impl Worker {
 }
 
 /// The queue that is served.
-struct Serving<'a> {
-    ring: Ring,
+pub(super) struct Serving<'a> {
+    pub(super) ring: Ring,
     /// Keeps mapped the memory that operations under way use.
-    memory: &'a Translation,
-    queue: u16,
-    signals: &'a dyn Signals,
-    target: Target<'a>,
+    pub(super) memory: &'a Translation,
+    pub(super) queue: u16,
+    pub(super) signals: &'a dyn Signals,
+    pub(super) target: Target<'a>,
 }
 
 impl Serving<'_> {

@@ -1,0 +1,170 @@
+//! Drivers of a disk, ordinary and hostile ones.
+use super::Seeds;
+use crate::{disk::what, tape::with_length};
+
+const READ: u8 = 0;
+const WRITE: u8 = 1;
+const FLUSH: u8 = 4;
+const NAME: u8 = 8;
+const DISCARD: u8 = 11;
+const ZEROES: u8 = 13;
+
+/// Where the header of a request is, its data, and its status, in eights.
+const HEADER: u16 = 0x800;
+const DATA: u16 = 0x900;
+const STATUS: u16 = 0x880;
+
+/// A buffer; `how` says what is behind it.
+fn buffer(how: u8, at: u16, bytes: u16, rest: &[u8]) -> Vec<u8> {
+    [&[how][..], &at.to_be_bytes(), &bytes.to_be_bytes(), rest].concat()
+}
+
+fn header(kind: u8, sector: u64) -> Vec<u8> {
+    let rest = [&[kind][..], &sector.to_le_bytes()].concat();
+    buffer(4, HEADER, 16, &rest)
+}
+
+fn status() -> Vec<u8> {
+    buffer(1, STATUS, 1, &[])
+}
+
+/// Returns the step that offers these buffers; `shape` as the step has it, without their number.
+fn chain(queue: u8, shape: u8, buffers: &[Vec<u8>]) -> Vec<u8> {
+    let shape = shape | (buffers.len() as u8 - 1);
+    [&[what::CHAIN, queue, shape][..], &buffers.concat()].concat()
+}
+
+/// A discard, or zeroes.
+fn range(kind: u8, sector: u64, sectors: u32, flags: u8) -> Vec<u8> {
+    let rest = [
+        &[kind][..],
+        &[0; 8],
+        &sector.to_le_bytes(),
+        &sectors.to_le_bytes(),
+        &[flags],
+    ]
+    .concat();
+    chain(0, 0, &[buffer(12, HEADER, 32, &rest), status()])
+}
+
+pub(super) fn disk() -> Seeds {
+    let begin = |features: u64, knobs: u8| [&features.to_le_bytes()[..], &[knobs]].concat();
+    let all = || begin(u64::MAX, 0);
+    let fill = [
+        &[what::WRITE][..],
+        &DATA.to_be_bytes(),
+        &with_length(&[7; 1_024]),
+    ]
+    .concat();
+    let reads = |sector| {
+        let data = buffer(1, DATA, 1_024, &[]);
+        chain(0, 0, &[header(READ, sector), data, status()])
+    };
+    let writes = |sector| {
+        let data = buffer(0, DATA, 1_024, &[]);
+        chain(0, 0, &[header(WRITE, sector), data, status()])
+    };
+    let plain = |kind| chain(0, 0, &[header(kind, 0), buffer(1, DATA, 20, &[]), status()]);
+    let turn = vec![what::TURN, 0];
+    let pause = vec![what::PAUSE, 0];
+    // The header, the data and the status divided among other buffers, in a table of their own.
+    let divided = |queue| {
+        let rest = [&[WRITE][..], &3_u64.to_le_bytes()].concat();
+        let buffers = [
+            buffer(4, HEADER, 5, &rest),
+            // What is left of the header, the first byte not at an eighth.
+            [
+                &[2][..],
+                &(u64::from(HEADER) * 8 + 5).to_le_bytes(),
+                &(11_u32).to_le_bytes(),
+            ]
+            .concat(),
+            buffer(0, DATA, 500, &[]),
+            buffer(0, DATA + 100, 12, &[]),
+            status(),
+        ];
+        chain(queue, 0x80, &buffers)
+    };
+    // Into the ring of available chains.
+    let over_the_rings = [
+        header(READ, 0),
+        buffer(1, 0x80, 512, &[]),
+        buffer(1, 0x2ff8, 512, &[]),
+        status(),
+    ];
+    vec![
+        (
+            "written-and-read",
+            [all(), fill.clone(), writes(2), reads(1), plain(FLUSH)].concat(),
+        ),
+        (
+            "names",
+            [all(), plain(NAME), plain(FLUSH), plain(77)].concat(),
+        ),
+        (
+            "ranges",
+            [
+                all(),
+                range(DISCARD, 1, 2, 0),
+                range(ZEROES, 5, 3, 0),
+                range(ZEROES, 9, 2, 1),
+                range(DISCARD, 31, 2, 0),
+                range(DISCARD, 3, 1, 1),
+            ]
+            .concat(),
+        ),
+        (
+            "write-through",
+            [
+                begin(1 << 28, 1),
+                fill.clone(),
+                writes(30),
+                range(ZEROES, 5, 3, 0),
+                range(ZEROES, 9, 2, 1),
+                plain(FLUSH),
+            ]
+            .concat(),
+        ),
+        (
+            "read-only",
+            [
+                begin(u64::MAX, 4),
+                reads(4),
+                fill.clone(),
+                writes(1),
+                range(DISCARD, 1, 1, 0),
+                range(ZEROES, 1, 1, 1),
+            ]
+            .concat(),
+        ),
+        (
+            "divided",
+            [begin(u64::MAX, 8), fill.clone(), divided(0), divided(1)].concat(),
+        ),
+        (
+            "paused",
+            [
+                begin(0, 0),
+                range(ZEROES, 5, 3, 0),
+                pause.clone(),
+                range(ZEROES, 9, 2, 1),
+                pause.clone(),
+                writes(3),
+                pause,
+                turn.clone(),
+                vec![what::RESET],
+                reads(3),
+                turn,
+            ]
+            .concat(),
+        ),
+        (
+            "over-the-rings",
+            [all(), chain(0, 0, &over_the_rings), reads(1)].concat(),
+        ),
+        (
+            "jump",
+            [all(), reads(1), vec![what::OFFER, 0, 9, 200]].concat(),
+        ),
+    ]
+}
