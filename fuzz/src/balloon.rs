@@ -11,7 +11,7 @@ use std::sync::{
 use slipgate_vmm::{
     GuestMemory,
     virtio::{
-        EnabledQueue, Signals,
+        EnabledQueue,
         balloon::{BalloonCounters, PAGE_BYTES, stepped::serve},
     },
 };
@@ -19,7 +19,10 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::tape::Tape;
+use crate::{
+    driver::{Interrupts, descriptor},
+    tape::Tape,
+};
 
 /// Two regions with nothing behind them.
 const MEMORY: [(GuestAddress, usize); 2] = [
@@ -32,16 +35,6 @@ const LISTS: u64 = 0x1_0000;
 const LIST_BYTES: usize = 0x1_0000;
 const QUEUES: u16 = 3;
 const SIZE: u16 = 32;
-
-struct Interrupts(AtomicU64);
-
-impl Signals for Interrupts {
-    fn queue(&self, _index: u16) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-    fn config(&self) {}
-    fn needs_reset(&self) {}
-}
 
 fn ring(queue: u16) -> u64 {
     0x1000 + u64::from(queue) * 0x3000
@@ -70,14 +63,9 @@ pub fn balloon(input: &[u8]) {
                 0 => (address % MEMORY_BYTES, bytes % (2 * LIST_BYTES as u32)),
                 _ => (address, bytes),
             };
-            let goes_on = u128::from(buffer + 1 < buffers);
-            let flags = goes_on | u128::from(how & 1) << 1;
-            let descriptor = u128::from(address)
-                | u128::from(bytes) << 64
-                | flags << 96
-                | u128::from(*next + 1) << 112;
+            let flags = u8::from(buffer + 1 < buffers) | (how & 1) << 1;
             let at = ring(queue) + 16 * u64::from(*next);
-            write(&memory, at, &descriptor.to_le_bytes());
+            write(&memory, at, &descriptor(address, bytes, flags, *next + 1));
             *next += 1;
         }
         let slot = ring(queue) + 0x1004 + 2 * u64::from(*made);

@@ -22,7 +22,7 @@ use nix::{
 use slipgate_vmm::{
     GuestMemory,
     virtio::{
-        Activation, EnabledQueue, Signals,
+        Activation, EnabledQueue,
         block::{Cache, DiskConfig, DiskCounters, SECTOR_BYTES, stepped::Stepped},
         rate::RateConfig,
     },
@@ -31,7 +31,10 @@ use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::tape::Tape;
+use crate::{
+    driver::{Interrupts, descriptor},
+    tape::Tape,
+};
 use model::Model;
 
 /// Kinds of steps, by their first byte.
@@ -97,16 +100,6 @@ pub fn disk(input: &[u8]) {
     }
     rig.all();
     rig.compare();
-}
-
-struct Interrupts(AtomicU64);
-
-impl Signals for Interrupts {
-    fn queue(&self, _index: u16) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-    fn config(&self) {}
-    fn needs_reset(&self) {}
 }
 
 struct Rig {
@@ -364,14 +357,6 @@ fn same(what: &str, is: &[u8], expected: &[u8]) {
             .position(|(is, wanted)| is != wanted);
         panic!("the {what} is another from byte {at:#x?} on");
     }
-}
-
-fn descriptor(address: u64, bytes: u32, flags: u8, next: u16) -> [u8; 16] {
-    let descriptor = u128::from(address)
-        | u128::from(bytes) << 64
-        | u128::from(flags) << 96
-        | u128::from(next) << 112;
-    descriptor.to_le_bytes()
 }
 
 /// Returns whether this kernel's files in memory make zeroes by FALLOC_FL_ZERO_RANGE.

@@ -8,6 +8,7 @@ mod disk;
 mod dns;
 mod dns_proxy;
 mod dress;
+mod driver;
 mod engine;
 mod framing;
 mod inspect;

@@ -18,11 +18,8 @@ use nix::{
 use slipgate_vmm::{
     GuestMemory,
     virtio::{
-        Activation, EnabledQueue, Signals,
-        net::{
-            NetCounters,
-            stepped::{NeedsReset, Stepped},
-        },
+        Activation, EnabledQueue, NeedsReset, Signals,
+        net::{NetCounters, stepped::Stepped},
     },
 };
 use virtio_queue::{Queue, QueueT};

@@ -104,3 +104,7 @@ impl GuestBuffers {
         Ok(count)
     }
 }
+
+#[cfg(test)]
+#[path = "guest_buffers_fake.rs"]
+pub(crate) mod fake;

@@ -1,25 +1,10 @@
-use std::{io::Read as _, os::unix::net::UnixStream};
+use std::io::Read as _;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
-
-const MEMORY: u64 = 0x10_0000;
-const LEN: usize = 1 << 20;
-
-fn byte(at: usize) -> u8 {
-    (at * 7 / 3) as u8
-}
-
-/// Two regions, one behind the other.
-fn memory() -> Arc<GuestMemoryMmap> {
-    let ranges = [
-        (GuestAddress(MEMORY), LEN),
-        (GuestAddress(MEMORY + LEN as u64), LEN),
-    ];
-    GuestMemoryMmap::from_ranges(&ranges).unwrap().into()
-}
+use crate::guest_buffers::fake::{LEN, MEMORY, byte, memory, pair};
 
 /// A rest in buffers of these lengths, far from each other, whose bytes go on from `from`.
 fn rest(memory: &Arc<GuestMemoryMmap>, from: usize, lens: &[usize]) -> Rest {
@@ -33,13 +18,6 @@ fn rest(memory: &Arc<GuestMemoryMmap>, from: usize, lens: &[usize]) -> Rest {
         address += 2 * *len as u64;
     }
     Rest::new(memory, buffers).unwrap()
-}
-
-fn pair() -> (OwnedFd, UnixStream) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_nonblocking(true).unwrap();
-    theirs.set_nonblocking(true).unwrap();
-    (ours.into(), theirs)
 }
 
 #[test]

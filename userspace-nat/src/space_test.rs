@@ -1,25 +1,12 @@
-use std::{io::Write as _, os::unix::net::UnixStream};
+use std::io::Write as _;
 
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
+use crate::guest_buffers::fake::{LEN, MEMORY, byte, memory, pair};
 
-const MEMORY: u64 = 0x10_0000;
-const LEN: usize = 1 << 20;
 /// Bytes of headers.
 const AT: usize = 66;
-
-fn byte(at: usize) -> u8 {
-    (at * 7 / 3) as u8
-}
-
-fn memory() -> Arc<GuestMemoryMmap> {
-    let ranges = [
-        (GuestAddress(MEMORY), LEN),
-        (GuestAddress(MEMORY + LEN as u64), LEN),
-    ];
-    GuestMemoryMmap::from_ranges(&ranges).unwrap().into()
-}
 
 fn space(
     memory: &Arc<GuestMemoryMmap>,
@@ -34,12 +21,6 @@ fn space(
         at: AT,
     };
     Space::new(memory, parts, most)
-}
-
-fn pair() -> (OwnedFd, UnixStream) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_nonblocking(true).unwrap();
-    (ours.into(), theirs)
 }
 
 #[test]

@@ -426,13 +426,16 @@ impl<T: MemoryTables> UserspacePort<T> {
         };
         if let Some(rest) = rest {
             if matches!(end, End::Redirected(GUEST | PORT)) {
-                let is_lost = matches!(end, End::Redirected(PORT)) && !out.has_place();
+                if matches!(end, End::Redirected(PORT)) && !out.has_place() {
+                    // It would be copied for nothing.
+                    return;
+                }
                 let (_, behind) = buffer[..len].split_at_mut(len - rest_len);
-                match is_lost || rest.copy_to(behind) {
-                    true => out.pass_on(end, &buffer[..len]),
+                if !rest.copy_to(behind) {
                     // Its place was checked.
-                    false => return out.count_lost(DropReason::Malformed, vnet, len),
-                };
+                    return out.count_lost(DropReason::Malformed, vnet, len);
+                }
+                out.pass_on(end, &buffer[..len]);
             } else if out.pass_on(end, bytes)
                 && let Ok(packet) = Packet::parse_beginning(&bytes[L3_AT..], rest_len)
             {

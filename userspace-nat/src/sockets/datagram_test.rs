@@ -11,8 +11,7 @@ use super::*;
 use crate::{
     fake::packets::udp,
     packet::Ip,
-    sockets::{BUFFER_LEN, Delivered},
-    space::Space,
+    sockets::{BUFFER_LEN, Delivered, no_space},
 };
 
 const MTU: u16 = 1_500;
@@ -37,15 +36,7 @@ impl ToGuest for Taken {
         Delivered::Yes
     }
 
-    fn space(&mut self, _: &FlowTuple, _: usize, _: usize) -> Option<Space> {
-        None
-    }
-
-    fn forget(&mut self, _: Space) {}
-
-    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
-        unreachable!("there is no space");
-    }
+    no_space!();
 
     fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
         self.lost.push((reason, vnet.gso_size, len));

@@ -11,8 +11,7 @@ use super::*;
 use crate::{
     fake::packets::syn,
     packet::{Ip, Packet, Transport},
-    sockets::Delivered,
-    space::Space,
+    sockets::{Delivered, no_space},
     tcp::Segment,
 };
 
@@ -30,15 +29,7 @@ impl ToGuest for Taken {
         Delivered::Yes
     }
 
-    fn space(&mut self, _: &FlowTuple, _: usize, _: usize) -> Option<Space> {
-        None
-    }
-
-    fn forget(&mut self, _: Space) {}
-
-    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
-        unreachable!("there is no space");
-    }
+    no_space!();
 
     fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
         panic!("{reason:?}: {len} bytes");

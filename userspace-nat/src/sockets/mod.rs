@@ -409,3 +409,32 @@ fn watch(
 ) -> io::Result<()> {
     Ok(epoll.add(socket, EpollEvent::new(flags, key.into()))?)
 }
+
+/// The methods of [`ToGuest`] of a guest whose memory no socket writes to.
+#[cfg(test)]
+macro_rules! no_space {
+    () => {
+        fn space(
+            &mut self,
+            _: &slipgate_model::FlowTuple,
+            _: usize,
+            _: usize,
+        ) -> Option<$crate::space::Space> {
+            None
+        }
+
+        fn forget(&mut self, _: $crate::space::Space) {}
+
+        fn deliver_in(
+            &mut self,
+            _: $crate::port::VirtioNetHdr,
+            _: &mut [u8],
+            _: $crate::space::Space,
+            _: usize,
+        ) -> $crate::sockets::Delivered {
+            unreachable!("there is no space");
+        }
+    };
+}
+#[cfg(test)]
+use no_space;

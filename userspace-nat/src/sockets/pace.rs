@@ -133,6 +133,7 @@ struct Row {
     used_until_ns: u64,
     /// Time at which the row began, ns.
     began_ns: u64,
+    /// Time of the next turn, if somebody waits for it; `None`: an event tells of it.
     due_ns: Option<u64>,
     /// Rate at which it went so far.
     per_second: u64,
@@ -178,12 +179,13 @@ impl Row {
         self.used_until_ns = self.used_until_ns.max(now_ns).saturating_add(ns);
     }
 
-    /// Sets the timer, if somebody waits.
+    /// Time of the next turn; `None` while nobody waits.
+    fn due_ns(&self) -> Option<u64> {
+        self.due_ns.filter(|_| !self.keys.is_empty())
+    }
+
+    /// Sets the time of the next turn.
     fn wait(&mut self, rate: &ByteRate, now_ns: u64) {
-        if self.keys.is_empty() {
-            self.due_ns = None;
-            return;
-        }
         let debt_ns = self.debt_ns(rate, now_ns);
         let paid_ns = now_ns + debt_ns.saturating_sub(AHEAD_NS - QUANTUM_NS);
         let passes_ns = now_ns + (rate.debt_ns(now_ns) + 1).saturating_sub(BURST_NS);
@@ -207,7 +209,7 @@ impl Pace {
     }
 
     pub(super) fn due_ns(&self) -> Option<u64> {
-        let both = [self.to_guest.due_ns, self.from_guest.due_ns];
+        let both = [self.to_guest.due_ns(), self.from_guest.due_ns()];
         both.into_iter().flatten().min()
     }
 }
@@ -263,13 +265,7 @@ impl Sockets {
                 self.pace.to_guest.has_used(used_ns, now_ns);
             }
         }
-        let row = &mut self.pace.to_guest;
-        if row.keys.is_empty() {
-            // The last turn was that of the last one.
-            row.due_ns = None;
-            return false;
-        }
-        true
+        self.has_waiting()
     }
 
     /// Whether a stream that is taken from the row is there and has waited.

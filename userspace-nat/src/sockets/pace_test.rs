@@ -17,8 +17,7 @@ use crate::{
     fake::packets::{ack, syn, tcp},
     packet::{Ip, Packet, Transport, Version},
     port::{ETHERNET_LEN, VirtioNetHdr, single},
-    sockets::{Delivered, L3_START, watch},
-    space::Space,
+    sockets::{Delivered, L3_START, no_space, watch},
     tcp::{Connection, Segment, Stream, before},
 };
 
@@ -109,15 +108,7 @@ impl ToGuest for Guest {
         Delivered::Yes
     }
 
-    fn space(&mut self, _: &FlowTuple, _: usize, _: usize) -> Option<Space> {
-        None
-    }
-
-    fn forget(&mut self, _: Space) {}
-
-    fn deliver_in(&mut self, _: VirtioNetHdr, _: &mut [u8], _: Space, _: usize) -> Delivered {
-        unreachable!("there is no space");
-    }
+    no_space!();
 
     fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
         panic!("{reason:?}: {len} bytes");

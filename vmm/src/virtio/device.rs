@@ -119,6 +119,18 @@ pub trait Signals: Send + Sync {
     fn needs_reset(&self);
 }
 
+/// Error of a device that is served without its threads: the driver broke a ring.
+#[cfg(any(test, feature = "fake"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeedsReset;
+
+#[cfg(any(test, feature = "fake"))]
+impl From<super::ring::Broken> for NeedsReset {
+    fn from(_: super::ring::Broken) -> NeedsReset {
+        NeedsReset
+    }
+}
+
 /// Reason why a device could not be activated.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivateError {

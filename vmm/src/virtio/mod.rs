@@ -7,11 +7,14 @@ mod mailbox;
 pub mod net;
 mod pieces;
 pub mod rate;
+mod restricted_ring;
 mod ring;
 pub mod rng;
 pub mod transport;
 pub mod vsock;
 
+#[cfg(any(test, feature = "fake"))]
+pub use device::NeedsReset;
 pub use device::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice};
 
 #[cfg(test)]

@@ -4,18 +4,8 @@ use std::sync::Arc;
 use super::{BalloonCounters, requests::Requests};
 use crate::{
     GuestMemory,
-    virtio::{EnabledQueue, Signals, ring::Broken},
+    virtio::{EnabledQueue, NeedsReset, Signals},
 };
-
-/// Error: the driver broke a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeedsReset;
-
-impl From<Broken> for NeedsReset {
-    fn from(_: Broken) -> NeedsReset {
-        NeedsReset
-    }
-}
 
 /// Carries out what is in the queues, in `turns` turns at most.
 ///

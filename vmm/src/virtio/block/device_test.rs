@@ -114,7 +114,7 @@ impl Rig {
             bytes[..8].copy_from_slice(&sector.to_le_bytes());
             file.write_all_at(&bytes, sector * SECTOR_BYTES).unwrap();
         }
-        let mut config = plain(file.try_clone().unwrap());
+        let mut config = DiskConfig::plain(file.try_clone().unwrap());
         change(&mut config);
         let counters: Arc<DiskCounters> = Arc::default();
         let disk = Disk::with(3, config, &setup(), counters.clone(), (method, patience)).unwrap();
@@ -280,16 +280,6 @@ impl Rig {
     }
 }
 
-fn plain(file: File) -> DiskConfig {
-    DiskConfig {
-        file,
-        read_only: false,
-        cache: Cache::WriteBack,
-        queues: 1,
-        rate: RateConfig::default(),
-    }
-}
-
 fn setup() -> ThreadSetup {
     ThreadSetup::new(|kind| {
         assert_eq!(kind, ThreadKind::Disk);
@@ -324,7 +314,7 @@ fn a_disk_that_rests_answers_nothing_and_goes_on_also_in_another_process() {
 
     // Another device on the same file and memory.
     let state = rig.disk.suspend();
-    let config = plain(rig.file.try_clone().unwrap());
+    let config = DiskConfig::plain(rig.file.try_clone().unwrap());
     rig.disk = Disk::new(3, config, &setup(), rig.counters.clone()).unwrap();
     rig.go_on(FLUSH, &state);
     assert_eq!(rig.simple(IN, 7, 512), (OK, 513));
@@ -673,7 +663,7 @@ fn each_queue_is_served_and_a_driver_may_use_one_of_them() {
         rig.available = 0;
     }
     for queues in [0, MAX_QUEUES + 1] {
-        let mut config = plain(rig.file.try_clone().unwrap());
+        let mut config = DiskConfig::plain(rig.file.try_clone().unwrap());
         config.queues = queues;
         let error = Disk::new(0, config, &setup(), Arc::default()).err();
         assert!(matches!(error, Some(DiskError::Queues(got)) if got == queues));
@@ -771,7 +761,7 @@ fn the_configuration_tells_size_and_limits() {
 
 #[test]
 fn files_that_are_no_disks() {
-    let create = |file: File| Disk::new(0, plain(file), &setup(), Arc::default()).err();
+    let create = |file: File| Disk::new(0, DiskConfig::plain(file), &setup(), Arc::default()).err();
     for bytes in [0, 511, 513] {
         let file = tempfile::tempfile().unwrap();
         file.set_len(bytes).unwrap();

@@ -1,10 +1,7 @@
 use std::os::unix::fs::FileExt;
 
 use super::*;
-use crate::virtio::{
-    block::{Cache, DiskConfig},
-    rate::RateConfig,
-};
+use crate::virtio::block::DiskConfig;
 
 const BYTES: usize = 64 << 10;
 
@@ -22,13 +19,7 @@ fn operations_end_with_their_results() {
     for method in [Method::IoUring, Method::Vectored] {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; BYTES], 0).unwrap();
-        let config = DiskConfig {
-            file: file.try_clone().unwrap(),
-            read_only: false,
-            cache: Cache::WriteBack,
-            queues: 1,
-            rate: RateConfig::default(),
-        };
+        let config = DiskConfig::plain(file.try_clone().unwrap());
         let image = Arc::new(Image::new(config).unwrap());
         let mut io = new(method, &image).unwrap();
         io.begin().unwrap();

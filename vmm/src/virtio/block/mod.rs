@@ -94,6 +94,20 @@ pub struct DiskConfig {
     pub rate: RateConfig,
 }
 
+#[cfg(test)]
+impl DiskConfig {
+    /// A disk that may be written, of one queue, without limits.
+    fn plain(file: File) -> DiskConfig {
+        DiskConfig {
+            file,
+            read_only: false,
+            cache: Cache::WriteBack,
+            queues: 1,
+            rate: RateConfig::default(),
+        }
+    }
+}
+
 /// Reason why a disk could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {

@@ -217,22 +217,15 @@ impl Request {
         }
         let range = u128::from_le_bytes(range);
         let (sector, sectors, flags) = (range as u64, (range >> 64) as u32, (range >> 96) as u32);
-        let unmap = flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;
-        let work = match kind {
-            VIRTIO_BLK_T_DISCARD => Work::Discard,
-            _ => Work::Zero { unmap },
-        };
-        let known = match work {
-            Work::Discard => 0,
-            _ => VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
-        };
-        if flags & !known != 0 {
-            return Err(Answer::Unsupported);
-        }
         self.bytes = u64::from(sectors) * SECTOR_BYTES;
-        if matches!(work, Work::Zero { .. }) {
-            self.data_bytes = self.bytes.min(MAX_RANGE_BYTES);
-        }
+        let work = match (kind, flags) {
+            (VIRTIO_BLK_T_DISCARD, 0) => Work::Discard,
+            (VIRTIO_BLK_T_WRITE_ZEROES, 0 | VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP) => {
+                self.data_bytes = self.bytes.min(MAX_RANGE_BYTES);
+                Work::Zero { unmap: flags != 0 }
+            }
+            _ => return Err(Answer::Unsupported),
+        };
         if self.bytes > MAX_RANGE_BYTES {
             return Err(Answer::Invalid);
         }

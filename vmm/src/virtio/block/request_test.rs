@@ -1,22 +1,21 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
-use crate::virtio::{
-    block::{Cache, DiskConfig},
-    rate::RateConfig,
-};
+use crate::virtio::block::DiskConfig;
 
 fn image() -> Image {
     let file = tempfile::tempfile().unwrap();
     file.set_len(64 << 20).unwrap();
-    Image::new(DiskConfig {
-        file,
-        read_only: false,
-        cache: Cache::WriteBack,
-        queues: 1,
-        rate: RateConfig::default(),
-    })
-    .unwrap()
+    Image::new(DiskConfig::plain(file)).unwrap()
+}
+
+fn target<'a>(image: &'a Image, counters: &'a DiskCounters, write_through: bool) -> Target<'a> {
+    Target {
+        image,
+        id: &[0; ID_BYTES],
+        write_through,
+        counters,
+    }
 }
 
 /// A request that is about to do some work with a range.
@@ -60,12 +59,7 @@ fn written(operation: &Operation) -> Option<(u64, Vec<usize>)> {
 fn zeroes_are_written_where_the_file_can_not_make_them() {
     let image = image();
     let counters = DiskCounters::default();
-    let target = Target {
-        image: &image,
-        id: &[0; ID_BYTES],
-        write_through: false,
-        counters: &counters,
-    };
+    let target = target(&image, &counters, false);
     for unmap in [false, true] {
         let mut request = request(Work::Zero { unmap }, (2 << 16) + 512);
         let results = [-libc::EOPNOTSUPP, (1 << 16) + 512, 1 << 16];
@@ -92,12 +86,7 @@ fn zeroes_are_written_where_the_file_can_not_make_them() {
 fn a_discard_that_the_file_does_not_support_is_counted_and_well() {
     let image = image();
     let counters = DiskCounters::default();
-    let target = Target {
-        image: &image,
-        id: &[0; ID_BYTES],
-        write_through: false,
-        counters: &counters,
-    };
+    let target = target(&image, &counters, false);
     let mut ignored = request(Work::Discard, 4096);
     let (_, answer) = carry_on(&mut ignored, &target, &[-libc::EOPNOTSUPP]);
     assert_eq!(answer, Some(Answer::Done(0)));
@@ -113,12 +102,7 @@ fn a_driver_without_flushes_has_its_writes_made_stable() {
     let image = image();
     let counters = DiskCounters::default();
     for write_through in [false, true] {
-        let target = Target {
-            image: &image,
-            id: &[0; ID_BYTES],
-            write_through,
-            counters: &counters,
-        };
+        let target = target(&image, &counters, write_through);
         let stable_of = |next| match next {
             Next::Operation(Operation {
                 action: Action::Write { stable, .. },

@@ -14,7 +14,7 @@ use super::{
     worker::{Requests, Serving, Worker},
 };
 use crate::virtio::{
-    Activation, Signals,
+    Activation, NeedsReset, Signals,
     look::Patience,
     mailbox::mailbox,
     pieces::Translation,
@@ -36,16 +36,6 @@ struct Active {
     write_through: bool,
     /// A ring for each worker; `None`: the queue is not enabled, or the driver broke it.
     rings: Vec<Option<Ring>>,
-}
-
-/// Error: the driver broke a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeedsReset;
-
-impl From<Broken> for NeedsReset {
-    fn from(_: Broken) -> NeedsReset {
-        NeedsReset
-    }
 }
 
 impl Stepped {

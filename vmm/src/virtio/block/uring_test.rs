@@ -1,23 +1,14 @@
 use std::fs::File;
 
-use io_uring::types::Fixed;
+use io_uring::{squeue, types::Fixed};
 
 use super::*;
-use crate::virtio::{
-    block::{Cache, DiskConfig},
-    rate::RateConfig,
-};
+use crate::virtio::block::DiskConfig;
 
 fn ring() -> (Uring, File) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(4096).unwrap();
-    let config = DiskConfig {
-        file: file.try_clone().unwrap(),
-        read_only: false,
-        cache: Cache::WriteBack,
-        queues: 1,
-        rate: RateConfig::default(),
-    };
+    let config = DiskConfig::plain(file.try_clone().unwrap());
     let mut uring = Uring::new(Arc::new(Image::new(config).unwrap())).unwrap();
     uring.begin().unwrap();
     (uring, file)

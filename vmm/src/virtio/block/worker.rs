@@ -1,7 +1,7 @@
 //! The thread of a disk's queue.
 use std::{
     os::fd::AsRawFd,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
@@ -158,10 +158,8 @@ impl Worker {
                 }
             };
             let throttled = closed_until.is_some();
-            count(
-                &self.counters.throttled,
-                (throttled && !was_throttled).into(),
-            );
+            let begins = throttled && !was_throttled;
+            count(&self.counters.throttled, begins.into());
             was_throttled = throttled;
             if throttled {
                 self.sleep(kick, closed_until, None, &serving)?;
@@ -202,8 +200,9 @@ impl Worker {
             if !self.has_room() || serving.ring.waiting()? == 0 {
                 break;
             }
-            if let Some(until) = self.closed_until() {
-                return Ok((taken, Some(until)));
+            let closed = (self.limiter()).and_then(|mut it| it.closed_until(Instant::now()));
+            if closed.is_some() {
+                return Ok((taken, closed));
             }
             // The driver may have taken it back meanwhile.
             let Some(head) = serving.ring.next()? else {
@@ -223,7 +222,9 @@ impl Worker {
                 }
             };
             let bytes = request.data_bytes();
-            self.charge(bytes);
+            if let Some(mut limiter) = self.limiter() {
+                limiter.charge(bytes, 1);
+            }
             self.follow(id, next, serving);
         }
         Ok((taken, None))
@@ -292,17 +293,9 @@ impl Worker {
         !self.requests.free.is_empty()
     }
 
-    fn closed_until(&self) -> Option<Instant> {
+    fn limiter(&self) -> Option<MutexGuard<'_, Limiter>> {
         let limiter = self.limiter.as_ref()?;
-        let mut limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner);
-        limiter.closed_until(Instant::now())
-    }
-
-    fn charge(&self, bytes: u64) {
-        if let Some(limiter) = &self.limiter {
-            let mut limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner);
-            limiter.charge(bytes, 1);
-        }
+        Some(limiter.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Looks for the next request, a result, or a command, while the driver does not notify.

@@ -10,13 +10,13 @@ use super::{
     frame_io::{self, FrameIo},
     limits::Limits,
     pieces::Translation,
-    ring::{Broken, Ring},
+    ring::Ring,
     tap::Tap,
     tried,
     waits::Waits,
     worker::{self, Serving, Worker},
 };
-use crate::virtio::{Activation, EnabledQueue, mailbox::mailbox};
+use crate::virtio::{Activation, EnabledQueue, NeedsReset, mailbox::mailbox};
 
 /// Card with one queue pair and a control queue.
 pub struct Stepped {
@@ -30,16 +30,6 @@ struct Commands {
     session: Session,
     ring: Ring,
     memory: Translation,
-}
-
-/// Error: the driver broke a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeedsReset;
-
-impl From<Broken> for NeedsReset {
-    fn from(_: Broken) -> NeedsReset {
-        NeedsReset
-    }
 }
 
 impl Stepped {

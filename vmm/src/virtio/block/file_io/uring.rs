@@ -13,9 +13,10 @@ use std::{
     time::Duration,
 };
 
-use io_uring::{IoUring, opcode, register::Restriction, squeue, types};
+use io_uring::{IoUring, opcode, types};
 
 use super::{super::file::Image, Action, FileIo, MAX_OPERATIONS, Operation, vectored::carry_out};
+use crate::virtio::restricted_ring::restrict;
 
 /// Operations that are begun at once. A longer batch spares system calls, and lets the first answer
 /// wait for the last transfer.
@@ -45,19 +46,17 @@ impl Uring {
             .setup_single_issuer()
             .setup_submit_all()
             .build(MAX_OPERATIONS as u32)?;
-        let submitter = ring.submitter();
-        submitter.register_files(&[image.file.as_raw_fd()])?;
         // From Linux 5.15 on; before, the host's own bound holds.
-        let _ = submitter.register_iowq_max_workers(&mut WORKERS.clone());
-        let fixed = squeue::Flags::FIXED_FILE.bits();
-        submitter.register_restrictions(&mut [
-            Restriction::sqe_op(opcode::Readv::CODE),
-            Restriction::sqe_op(opcode::Writev::CODE),
-            Restriction::sqe_op(opcode::Fsync::CODE),
-            Restriction::sqe_op(opcode::Fallocate::CODE),
-            Restriction::sqe_flags_allowed(fixed),
-            Restriction::sqe_flags_required(fixed),
-        ])?;
+        let _ = ring
+            .submitter()
+            .register_iowq_max_workers(&mut WORKERS.clone());
+        let operations = [
+            opcode::Readv::CODE,
+            opcode::Writev::CODE,
+            opcode::Fsync::CODE,
+            opcode::Fallocate::CODE,
+        ];
+        restrict(&ring, image.file.as_raw_fd(), &operations)?;
         Ok(Uring {
             ring,
             image,

@@ -9,9 +9,10 @@
 //! in control of the worker can do no more with it than with readv and writev.
 use std::{io, os::fd::RawFd, ptr, thread};
 
-use io_uring::{IoUring, opcode, register::Restriction, squeue, types::Fixed};
+use io_uring::{IoUring, opcode, types::Fixed};
 
 use super::{Direction, FrameIo, MAX_TRANSFERS, Transfer};
+use crate::virtio::restricted_ring::restrict;
 
 /// Number of retries of a call for which the kernel has no memory.
 const ATTEMPTS: u32 = 1_000;
@@ -35,15 +36,8 @@ impl Uring {
             .setup_defer_taskrun()
             .setup_submit_all()
             .build(MAX_TRANSFERS as u32)?;
-        let submitter = ring.submitter();
-        submitter.register_files(&[descriptor])?;
-        let fixed = squeue::Flags::FIXED_FILE.bits();
-        submitter.register_restrictions(&mut [
-            Restriction::sqe_op(opcode::Readv::CODE),
-            Restriction::sqe_op(opcode::Writev::CODE),
-            Restriction::sqe_flags_allowed(fixed),
-            Restriction::sqe_flags_required(fixed),
-        ])?;
+        let operations = [opcode::Readv::CODE, opcode::Writev::CODE];
+        restrict(&ring, descriptor, &operations)?;
         Ok(Uring {
             ring,
             failed: false,

@@ -1,5 +1,6 @@
 use std::os::fd::AsRawFd;
 
+use io_uring::squeue;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::*;
