@@ -9,7 +9,7 @@ use slipgate_ipc::{
     api::{ApiRequest, FromApi, ToApi},
     channel::{Channel, Packet, Received},
     client::{ClientAnswer, PassedOrder, SAVED_WITHIN},
-    engine::{EngineInventory, EngineReply},
+    engine::{EngineInventory, EngineReply, Silence, VmId},
 };
 use tokio::{
     io::unix::AsyncFd,
@@ -24,6 +24,9 @@ use crate::{events::Events, problem::Problem, records};
 pub const MOST_WAITING: usize = 256;
 /// Time within which the broker answers: a change may end many flows, or read long lists.
 const ANSWER_WITHIN: Duration = Duration::from_secs(150);
+/// Time within which an engine tells of a VM's activity. Who reads a VM does not wait for one that hangs
+/// until that is replaced.
+const ACTIVITY_WITHIN: Duration = Duration::from_secs(1);
 /// Largest number of inventory pages that are read for one request.
 const MOST_PAGES: usize = 1_024;
 
@@ -106,6 +109,41 @@ impl Broker {
             }
         }
         pages
+    }
+
+    /// Asks the engine of a VM how long it has been silent, page by page. `id`: the VM that is meant.
+    /// `None`: the engine does not tell within [`ACTIVITY_WITHIN`], as while it takes flows over, or the
+    /// name is another VM's by now.
+    pub async fn silence(&self, vm: &str, id: VmId) -> Option<Silence> {
+        let pages = self.pages_of_silence(vm, id);
+        timeout(ACTIVITY_WITHIN, pages).await.ok().flatten()
+    }
+
+    async fn pages_of_silence(&self, vm: &str, id: VmId) -> Option<Silence> {
+        let mut known: Option<Silence> = None;
+        let mut from = 0;
+        for _ in 0..MOST_PAGES {
+            let request = ApiRequest::Activity {
+                vm: vm.to_owned(),
+                from,
+            };
+            let Ok(ClientAnswer::Engine {
+                reply: EngineReply::Activity(page),
+            }) = self.ask(request).await
+            else {
+                return None;
+            };
+            if page.vm != id {
+                return None;
+            }
+            known = Some(known.map_or(page.silence, |known| known.with(page.silence)));
+            match page.next {
+                // From the last flows to the first.
+                Some(next) if next > 0 && (from == 0 || next < from) => from = next,
+                _ => break,
+            }
+        }
+        known
     }
 }
 

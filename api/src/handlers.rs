@@ -1,6 +1,7 @@
 //! Handlers of requests: each request becomes a message to the broker, or reads figures.
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
     os::fd::OwnedFd,
     rc::Rc,
     time::{Duration, Instant},
@@ -19,7 +20,7 @@ use slipgate_ipc::{
         ClientAnswer, ErrorKind, MachineStatus, PassedOrder, Replaces, Target, Version, VmChange,
         VmStatus,
     },
-    engine::{EngineReply, FlowQuestion},
+    engine::{EngineReply, FlowQuestion, Silence},
 };
 
 use crate::{
@@ -30,11 +31,11 @@ use crate::{
     events::Events,
     machines::{BalloonBody, Machine, Snapshot, SnapshotBody},
     model::{
-        CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why,
-        WhyQuery, merge,
+        Activity, CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch,
+        Why, WhyQuery, merge,
     },
     openapi,
-    problem::{Problem, answer, no_machine, no_vm, other_answer},
+    problem::{Problem, answer, no_machine, other_answer},
     response::{Content, OPENMETRICS, Response, empty, json, with},
     routes::{Action, route},
 };
@@ -129,6 +130,7 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
             replaces: input.conditions.parsed()?,
         },
         Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
+        Action::KeepVm => ApiRequest::KeepVm { name: name() },
         Action::Freeze => ApiRequest::Freeze { vm: name() },
         Action::Thaw => ApiRequest::Thaw { vm: name() },
         Action::Sleep => ApiRequest::Sleep { vm: name() },
@@ -148,8 +150,12 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
             order(name(), PassedOrder::Balloon { mib })
         }
         Action::SnapshotMachine => {
-            let SnapshotBody { name: to, base } = parsed(body)?;
-            order(name(), PassedOrder::Snapshot { to, base })
+            let SnapshotBody {
+                name: to,
+                base,
+                sleep,
+            } = parsed(body)?;
+            order(name(), PassedOrder::Snapshot { to, base, sleep })
         }
         Action::CaptureVm => capture_of(Target::Vm(name()), body)?,
         Action::CaptureFlow => capture_of(Target::Flow(name()), body)?,
@@ -215,7 +221,9 @@ pub(crate) async fn carry_out(
         }
         Action::OpenApi => json(StatusCode::OK, JSON, &openapi::document()),
         Action::ListVms => {
-            let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
+            let listed = vms(broker).await?.into_iter().map(Vm::from);
+            let silences = daemon.figures.silences();
+            let vms: Vec<Vm> = listed.map(|vm| with_activity(vm, &silences)).collect();
             json(StatusCode::OK, JSON, &vms)
         }
         Action::ListMachines => {
@@ -229,7 +237,20 @@ pub(crate) async fn carry_out(
             let found = found.ok_or_else(|| no_machine(parameter))?;
             json(StatusCode::OK, JSON, &Machine::from(found))
         }
-        Action::GetVm => of_vm(StatusCode::OK, vm(broker, parameter).await?),
+        Action::GetVm => {
+            let found = vm(broker, parameter).await?;
+            let version = found.definition.version();
+            let activity = match broker.silence(parameter, found.id).await {
+                Some(silence) => Some(silence),
+                // Without its engine's answer, the tables of all VMs have to tell.
+                None => daemon.figures.silences().get(&found.id.get()).copied(),
+            };
+            let vm = Vm {
+                activity: activity.map(Activity::from),
+                ..Vm::from(found)
+            };
+            tagged(json(StatusCode::OK, JSON, &vm), version)
+        }
         Action::PatchVm => {
             let replaces = input.conditions.parsed()?;
             let answer = patch(broker, parameter, &parsed(body)?, replaces).await?;
@@ -288,6 +309,12 @@ pub(crate) async fn carry_out(
     })
 }
 
+/// A VM with what the tables tell of its activity.
+fn with_activity(vm: Vm, silences: &BTreeMap<u32, Silence>) -> Vm {
+    let activity = silences.get(&vm.id).map(|silence| Activity::from(*silence));
+    Vm { activity, ..vm }
+}
+
 async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
     match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
         ClientAnswer::VmList { vms, .. } => Ok(vms),
@@ -312,9 +339,13 @@ async fn policies(broker: &Broker) -> Result<Vec<Policy>, Problem> {
 }
 
 async fn vm(broker: &Broker, name: &str) -> Result<VmStatus, Problem> {
-    let vms = vms(broker).await?;
-    let found = vms.into_iter().find(|vm| vm.definition.name == name);
-    found.ok_or_else(|| no_vm(name))
+    let request = ApiRequest::GetVm {
+        name: name.to_owned(),
+    };
+    match answer(broker.ask(request).await?, name)? {
+        ClientAnswer::Vm { vm, .. } => Ok(*vm),
+        _ => Err(other_answer()),
+    }
 }
 
 /// Changes a VM by a merge patch. Who has changed it between reading and writing it has the better

@@ -34,7 +34,9 @@ mod stream;
 pub use conditions::Conditions;
 pub use handlers::change_of;
 pub use response::OPENMETRICS;
-use slipgate_ipc::engine::EngineInventory;
+use std::collections::BTreeMap;
+
+use slipgate_ipc::engine::{EngineInventory, Silence};
 
 /// Source of figures that need no other process: the tables that are mapped for reading.
 pub trait Figures {
@@ -44,6 +46,9 @@ pub trait Figures {
 
     /// The counters as a JSON object.
     fn stats(&self, inventory: &[EngineInventory]) -> serde_json::Value;
+
+    /// How long VMs have been silent, by id.
+    fn silences(&self) -> BTreeMap<u32, Silence>;
 
     /// The figures as Prometheus reads them.
     fn metrics(&self, inventory: &[EngineInventory]) -> String;

@@ -84,6 +84,10 @@ pub struct SnapshotBody {
     /// Name of the snapshot whose differences are written. Absent: all memory is.
     #[serde(default)]
     pub base: Option<String>,
+    /// Whether the VM sleeps from then on: what comes for it is held, the daemon keeps the VM, and the
+    /// machine ends once the snapshot is whole. `slipgate run --restore DIRECTORY --as NAME` wakes it.
+    #[serde(default)]
+    pub sleep: bool,
 }
 
 /// A snapshot that was made.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use slipgate_ipc::{
     client::{GuestIpv6Status, Ipv6Mode, PolicyStatus, Room, VmDefinition, VmState, VmStatus},
-    engine::WhyAnswer,
+    engine::{Silence, WhyAnswer},
 };
 use slipgate_policy::document::Quotas;
 
@@ -252,6 +252,9 @@ pub struct Vm {
     pub state: &'static str,
     /// Whether it is idle, if that is looked for.
     pub idle: bool,
+    /// Its last packets and live flows; only in answers to GET.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activity: Option<Activity>,
     /// Number of definitions that it has had since the daemon started.
     pub generation: u64,
     /// Number of the engine that serves it, from 0 (`slipgate serve --workers`).
@@ -303,6 +306,27 @@ pub struct Vm {
     /// Whether it is served for as long as the command that brought it runs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
+}
+
+/// Last packets of a VM that count as its activity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Activity {
+    /// Time since the guest's last packet, ms; null if it has sent none.
+    pub last_from_guest_ms: Option<u64>,
+    /// Time since the last packet to the guest, ms; null if there was none.
+    pub last_to_guest_ms: Option<u64>,
+    /// Number of live flows, without those that the engine relays.
+    pub flows: u64,
+}
+
+impl From<Silence> for Activity {
+    fn from(silence: Silence) -> Self {
+        Self {
+            last_from_guest_ms: silence.last_from_guest_ms,
+            last_to_guest_ms: silence.last_to_guest_ms,
+            flows: silence.flows,
+        }
+    }
 }
 
 /// Answer of the health check.
@@ -538,6 +562,7 @@ impl From<VmStatus> for Vm {
             worker: vm.worker,
             state: vm.state.name(),
             idle: vm.idle,
+            activity: None,
             tap,
             mac,
             ip,

@@ -168,7 +168,7 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
         Action::ListVms => {
             json!({ "200": answer("The VMs", json!({ "type": "array", "items": vm })) })
         }
-        Action::GetVm | Action::PatchVm => json!({ "200": answer("The VM", vm) }),
+        Action::GetVm | Action::PatchVm | Action::KeepVm => json!({ "200": answer("The VM", vm) }),
         Action::PutVm => json!({
             "200": answer("The VM was there", vm.clone()),
             "201": answer("The VM was added", vm),
@@ -216,14 +216,15 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
             "content": { OPENMETRICS: { "schema": { "type": "string" } } },
         } }),
         Action::CaptureVm | Action::CaptureFlow => json!({ "200": {
-            "description": "The packets, as pcapng",
+            "description": "The packets, as pcapng; the head comes when the capture has begun",
             "content": { PCAPNG: {} },
         } }),
         Action::Stats => {
             json!({ "200": answer("The counters, as `slipgate stats --json` has them", object) })
         }
         Action::Events => json!({ "200": {
-            "description": "The events",
+            "description": "The events; the head comes at once, and none of the daemon's after it is \
+                            missed",
             "content": { "application/x-ndjson": { "schema": object } },
         } }),
     };

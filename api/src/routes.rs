@@ -13,6 +13,7 @@ pub(crate) enum Action {
     PutVm,
     PatchVm,
     RemoveVm,
+    KeepVm,
     Freeze,
     Sleep,
     Resume,
@@ -109,6 +110,12 @@ pub(crate) const ROUTES: &[Route] = &[
         "/v1/vms/{name}",
         Action::RemoveVm,
         "End a VM's flows and serve it no more",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/keep",
+        Action::KeepVm,
+        "Keep a VM whatever becomes of the command that brought it, such as a machine that is to end",
     ),
     change(
         "POST",

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     io::{IoSlice, Read as _, Write as _},
     os::{
         fd::{AsRawFd as _, OwnedFd},
@@ -10,7 +11,7 @@ use std::{
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -21,10 +22,13 @@ use slipgate_ipc::{
         ClientAnswer, MachineStatus, PassedOrder, Replaces, SavedSnapshot, Target, Version,
         VmChange, VmDefinition, VmState, VmStatus,
     },
-    engine::{EngineInventory, FlowLogEvent, FlowLogEvents, VmId},
+    engine::{
+        ActivityPage, EngineInventory, EngineReply, FlowLogEvent, FlowLogEvents, Silence, VmId,
+    },
 };
 
 use super::*;
+use crate::response::PCAPNG;
 
 struct NoFigures;
 
@@ -35,6 +39,15 @@ impl Figures for NoFigures {
 
     fn stats(&self, _: &[EngineInventory]) -> Value {
         json!({})
+    }
+
+    fn silences(&self) -> BTreeMap<u32, Silence> {
+        let silence = Silence {
+            last_from_guest_ms: Some(5),
+            last_to_guest_ms: None,
+            flows: 2,
+        };
+        BTreeMap::from([(7, silence)])
     }
 
     fn metrics(&self, _: &[EngineInventory]) -> String {
@@ -141,18 +154,43 @@ fn machine() -> MachineStatus {
 }
 
 fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
+    // Captures without a number of packets have none and do not end.
+    let mut silent = Vec::new();
     while let Some(FromApi { id, request }) = channel.receive::<FromApi>().unwrap() {
         let mut stream = None;
         let answer = match &request {
             ApiRequest::Capture { what, packets, .. } if *what == Target::Vm("a".into()) => {
                 let (ours, mut theirs) = UnixStream::pair().unwrap();
                 ours.set_nonblocking(true).unwrap();
-                theirs
-                    .write_all(&vec![7; packets.unwrap() as usize])
-                    .unwrap();
+                match packets {
+                    Some(packets) => theirs.write_all(&vec![7; *packets as usize]).unwrap(),
+                    None => silent.push(theirs),
+                }
                 stream = Some(ours.into());
                 ClientAnswer::Done
             }
+            ApiRequest::GetVm { name } if ["a", "b", "hangs", "other"].contains(&&**name) => {
+                ClientAnswer::Vm {
+                    vm: Box::new(status(name)),
+                    change: VmChange::Unchanged,
+                }
+            }
+            ApiRequest::Activity { vm, .. } if vm == "hangs" => {
+                asked.lock().unwrap().push(request);
+                continue;
+            }
+            // Of "a" in two pages; that of "b" has no engine now, and "other" is another's name by now.
+            ApiRequest::Activity { vm, from } if vm != "b" => ClientAnswer::Engine {
+                reply: EngineReply::Activity(ActivityPage {
+                    vm: VmId::new(if vm == "a" { 7 } else { 8 }),
+                    silence: Silence {
+                        last_from_guest_ms: Some(9 - from),
+                        last_to_guest_ms: (*from == 0).then_some(3),
+                        flows: 5_000 + from,
+                    },
+                    next: (*from == 0).then_some(4),
+                }),
+            },
             ApiRequest::ListVms => ClientAnswer::VmList {
                 vms: vec![status("a"), status("b")],
                 room: slipgate_ipc::client::Room {
@@ -334,6 +372,25 @@ fn conditional(
     let mut lines = head.lines();
     let etag = lines.find_map(|line| line.strip_prefix("etag: ").map(str::to_owned));
     (status, serde_json::from_str(body).unwrap_or_default(), etag)
+}
+
+#[test]
+fn a_vm_is_shown_with_its_last_packets() {
+    let rig = Rig::new(false);
+    let activity = json!({ "last_from_guest_ms": 5, "last_to_guest_ms": null, "flows": 2 });
+    // Its engine does not tell.
+    let (status, vm, _) = conditional(&rig, ("GET", "/v1/vms/b"), "X: y", "");
+    assert_eq!((status, &vm["activity"]), (200, &activity), "{vm}");
+    // It is another VM by now, of which it tells.
+    let (status, vm, _) = conditional(&rig, ("GET", "/v1/vms/other"), "X: y", "");
+    assert_eq!((status, &vm["activity"]), (200, &activity), "{vm}");
+    // Its engine hangs. That of a request waits 150 s otherwise.
+    let begun = Instant::now();
+    let (status, vm, _) = conditional(&rig, ("GET", "/v1/vms/hangs"), "X: y", "");
+    assert_eq!((status, &vm["activity"]), (200, &activity), "{vm}");
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    let (status, vms, _) = conditional(&rig, ("GET", "/v1/vms"), "X: y", "");
+    assert_eq!((status, &vms[0]["activity"]), (200, &activity), "{vms}");
 }
 
 #[test]
@@ -521,7 +578,7 @@ fn events_are_read_as_they_come() {
     events.until("\"seq\":2");
 }
 
-/// A client that reads events.
+/// A client that reads an answer that may have no end.
 struct Reading {
     stream: UnixStream,
     seen: String,
@@ -529,10 +586,14 @@ struct Reading {
 
 impl Reading {
     fn of(rig: &Rig, query: &str) -> Self {
+        let request = format!("GET /v1/events?{query} HTTP/1.1\r\nHost: slipgate\r\n\r\n");
+        Self::of_answer(rig, &request)
+    }
+
+    fn of_answer(rig: &Rig, request: &str) -> Self {
         let mut stream = UnixStream::connect(rig.path()).unwrap();
         let within = Some(Duration::from_secs(5));
         stream.set_read_timeout(within).unwrap();
-        let request = format!("GET /v1/events?{query} HTTP/1.1\r\nHost: slipgate\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let seen = String::new();
         Self { stream, seen }
@@ -547,6 +608,41 @@ impl Reading {
             self.seen.push_str(text);
         }
     }
+}
+
+/// Who has read the head knows that it misses nothing of the daemon's from then on.
+#[test]
+fn a_reader_gets_the_head_before_any_event_and_all_events_after_it() {
+    let rig = Rig::new(true);
+    for (seq, version) in [(1, "1.0"), (2, "1.1")] {
+        let request = format!("GET /v1/events?kind=vm_added HTTP/{version}\r\nHost: x\r\n\r\n");
+        let mut events = Reading::of_answer(&rig, &request);
+        assert_head_alone(&mut events, NDJSON);
+        rig.ask("GET", "/v1/vms", None);
+        events.until(&format!("\"seq\":{seq}"));
+    }
+}
+
+#[test]
+fn a_capture_has_its_head_before_any_packet() {
+    let rig = Rig::new(true);
+    let body = json!({ "seconds": 60 }).to_string();
+    let length = body.len();
+    let request = format!(
+        "POST /v1/vms/a/capture HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    let mut capture = Reading::of_answer(&rig, &request);
+    assert_head_alone(&mut capture, PCAPNG);
+}
+
+/// Reads the head of an answer, which has no body so far.
+fn assert_head_alone(answer: &mut Reading, media_type: &str) {
+    answer.until("\r\n\r\n");
+    let (head, body) = answer.seen.split_once("\r\n\r\n").unwrap();
+    assert_eq!(head.split(' ').nth(1), Some("200"), "{head}");
+    let media_type = format!("content-type: {media_type}");
+    assert!(head.contains(&media_type), "{head}");
+    assert_eq!(body, "");
 }
 
 #[test]
@@ -666,4 +762,33 @@ fn a_tap_is_passed_as_a_descriptor_and_nothing_else_is() {
     let reader = Rig::new(false);
     let (status, _) = put_with(&reader, "GET", "/v1/vms/a", &passed, &[200]);
     assert_eq!(status, 200);
+}
+
+#[test]
+fn one_vm_is_read_without_the_others() {
+    let rig = Rig::new(false);
+    let (status, vm) = rig.ask("GET", "/v1/vms/a", None);
+    assert_eq!(status, 200, "{vm}");
+    let activity = json!({
+        "last_from_guest_ms": 5,
+        "last_to_guest_ms": 3,
+        "flows": 5_004,
+    });
+    assert_eq!(vm["activity"], activity);
+    let asked = std::mem::take(&mut *rig.asked.lock().unwrap());
+    assert!(
+        matches!(
+            &asked[..],
+            [
+                ApiRequest::GetVm { name },
+                ApiRequest::Activity { vm: first, from: 0 },
+                ApiRequest::Activity { vm: second, from: 4 },
+            ] if [name, first, second] == ["a", "a", "a"]
+        ),
+        "{asked:?}"
+    );
+    // Without its engine the tables tell, as they do of all.
+    let (_, vm) = rig.ask("GET", "/v1/vms/b", None);
+    assert_eq!(vm["activity"]["flows"], 2, "{vm}");
+    assert_eq!(rig.ask("GET", "/v1/vms/c", None).0, 404);
 }

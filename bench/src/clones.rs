@@ -4,7 +4,11 @@
 //! world for a name. The time of the wait is the snapshot's, so it is taken off: each clone's report
 //! says how long it was from the first instruction to the first line, which is the wait's. What
 //! remains is the time from the start of the command, its process included.
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use slipgate_testbed::{
@@ -46,6 +50,10 @@ const STAGES: [(&str, &str); 6] = [
     ("clone stage: served by the daemon, meanwhile", "served_us"),
 ];
 const AT_ONCE_EACH: &str = "clones at once, 8: each";
+const HUNDRED_P50: &str = "clones at once, 100: first answer p50";
+const HUNDRED_P99: &str = "clones at once, 100: first answer p99";
+const HUNDRED_EACH: &str = "clones at once, 100: each answered after";
+const HUNDRED_MEMORY: &str = "clones at once, 100: memory of one";
 const MEASURED: Measured = (
     CLONE,
     &[
@@ -55,6 +63,10 @@ const MEASURED: Measured = (
         Unit::Milliseconds.of(ANSWER_P99),
         Unit::Mebibytes.of(MEMORY),
         Unit::Milliseconds.of(AT_ONCE_EACH),
+        Unit::Milliseconds.of(HUNDRED_P50),
+        Unit::Milliseconds.of(HUNDRED_P99),
+        Unit::Milliseconds.of(HUNDRED_EACH),
+        Unit::Mebibytes.of(HUNDRED_MEMORY),
         Unit::Milliseconds.of(EXEC),
         Unit::Milliseconds.of(STAGES[0].0),
         Unit::Milliseconds.of(STAGES[1].0),
@@ -70,6 +82,8 @@ const CLONES: usize = 40;
 const FEW_CLONES: usize = 5;
 /// Number of clones that are started at once.
 const AT_ONCE: usize = 8;
+/// Number that is a fleet's.
+const HUNDRED: usize = 100;
 const WAIT: Duration = Duration::from_secs(30);
 /// Work of the saved guest: the wait in which it is saved, the question, and a wait for the memory
 /// to be looked at.
@@ -127,22 +141,8 @@ fn one_round(quick: bool) -> Result<Sample> {
             all.push(took_ms);
         }
     }
-    let names: Vec<String> = (0..AT_ONCE).map(|number| format!("all{number}")).collect();
-    let mut all = Vec::new();
-    for name in &names {
-        all.push(clone(name)?);
-    }
-    for vm in &mut all {
-        vm.await_line("\"dns\"", WAIT)?;
-    }
-    let memory_kib = all
-        .iter()
-        .map(MicroVm::memory_kib)
-        .sum::<Result<u64, _>>()?;
-    let mut slowest = 0.0_f64;
-    for vm in all {
-        slowest = slowest.max(Times::of(vm)?.first_ms);
-    }
+    let eight = Together::start(AT_ONCE, "of-eight", clone)?;
+    let hundred = Together::start(HUNDRED, "of-hundred", clone)?;
     let medians = STAGES.iter().zip(&stages);
     let medians = medians.map(|((name, _), all)| (*name, percentile(all, 50.0)));
     let mut measured = vec![
@@ -150,12 +150,62 @@ fn one_round(quick: bool) -> Result<Sample> {
         (FIRST_P99, percentile(&firsts, 99.0)),
         (ANSWER_P50, percentile(&answers, 50.0)),
         (ANSWER_P99, percentile(&answers, 99.0)),
-        (MEMORY, memory_kib as f64 / 1024.0 / AT_ONCE as f64),
-        (AT_ONCE_EACH, slowest / AT_ONCE as f64),
+        (MEMORY, eight.memory_mib),
+        (AT_ONCE_EACH, eight.slowest_first_ms / AT_ONCE as f64),
+        (HUNDRED_P50, percentile(&hundred.answers_ms, 50.0)),
+        (HUNDRED_P99, percentile(&hundred.answers_ms, 99.0)),
+        (HUNDRED_EACH, hundred.took_ms / HUNDRED as f64),
+        (HUNDRED_MEMORY, hundred.memory_mib),
         (EXEC, percentile(&execs, 50.0)),
     ];
     measured.extend(medians);
     Ok(Sample::of(&measured).with("clones", firsts.len() as f64))
+}
+
+/// Clones that were started without a wait between them, and were alive together.
+struct Together {
+    /// The latest first instruction, from the start of that clone's command.
+    slowest_first_ms: f64,
+    /// Each one's first answer, from the start of its command.
+    answers_ms: Vec<f64>,
+    /// From the start of the first command to the last answer.
+    took_ms: f64,
+    /// PSS of the processes of one.
+    memory_mib: f64,
+}
+
+impl Together {
+    /// Starts `number` clones, waits for the answer of each, and ends them.
+    fn start(
+        number: usize,
+        name: &str,
+        clone: impl Fn(&str) -> Result<MicroVm, slipgate_testbed::Error>,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let mut all = Vec::new();
+        for number in 0..number {
+            all.push((started.elapsed(), clone(&format!("{name}{number}"))?));
+        }
+        for (_, vm) in &mut all {
+            vm.await_line("\"dns\"", WAIT)?;
+        }
+        let memory = all.iter().map(|(_, vm)| vm.memory_kib());
+        let memory_kib = memory.sum::<Result<u64, _>>()?;
+        let mut together = Self {
+            slowest_first_ms: 0.0,
+            answers_ms: Vec::new(),
+            took_ms: 0.0,
+            memory_mib: memory_kib as f64 / 1024.0 / number as f64,
+        };
+        for (after, vm) in all {
+            let times = Times::of(vm)?;
+            together.slowest_first_ms = together.slowest_first_ms.max(times.first_ms);
+            together.answers_ms.push(times.answer_ms);
+            let answered_ms = after.as_secs_f64() * 1e3 + times.answer_ms;
+            together.took_ms = together.took_ms.max(answered_ms);
+        }
+        Ok(together)
+    }
 }
 
 /// Has the machine saved, whole or what differs from a base.

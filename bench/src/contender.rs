@@ -4,6 +4,7 @@
 //! for a VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves:
 //! one copy less than a VMM would cost them.
 
+pub(crate) mod hop;
 mod in_kernel;
 mod process;
 mod slipgate;
@@ -52,8 +53,7 @@ pub(crate) trait Contender {
 
     /// Returns whether the contender can run a workload.
     fn takes_part(&self, workload: &str) -> bool {
-        // That one is about slipgate's own programs.
-        without_family(workload) != ESTABLISHED && (self.has_ipv6() || !is_ipv6(workload))
+        takes_part(self.has_ipv6(), workload)
     }
 
     /// Returns whether the contender is measured in IPv6 as well.
@@ -66,17 +66,28 @@ pub(crate) trait Contender {
     fn set_up(&self, pinning: Pinning, ipv6: bool) -> Result<Stand>;
 }
 
+/// Whether a contender of another's making, with or without IPv6, can run a workload.
+fn takes_part(has_ipv6: bool, workload: &str) -> bool {
+    // That one is about slipgate's own programs.
+    without_family(workload) != ESTABLISHED && (has_ipv6 || !is_ipv6(workload))
+}
+
 /// Returns all contenders, in the order in which they take turns.
 pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     let ours = slipgate::Slipgate::ALL.map(|ours| Box::new(ours) as Box<dyn Contender>);
-    let in_kernel = [InKernel::Nftables, InKernel::Forwarding, InKernel::Einat];
+    let in_kernel = [
+        InKernel::Nftables,
+        InKernel::Hop,
+        InKernel::Forwarding,
+        InKernel::Einat,
+    ];
     let in_kernel = in_kernel.map(|kernel| Box::new(kernel) as Box<dyn Contender>);
     let user_mode = user_mode::ALL.map(|process| Box::new(process) as Box<dyn Contender>);
     ours.into_iter().chain(in_kernel).chain(user_mode).collect()
 }
 
 /// Creates a world, with or without forwarding in the host's kernel.
-fn make_world(ip_forward: bool, ipv6: bool) -> Result<World> {
+pub(crate) fn make_world(ip_forward: bool, ipv6: bool) -> Result<World> {
     let world = World::with(world(ip_forward))?;
     if ipv6 {
         world.give_ipv6()?;
@@ -85,7 +96,7 @@ fn make_world(ip_forward: bool, ipv6: bool) -> Result<World> {
 }
 
 /// Creates the guest of a contender that is given a TAP.
-fn make_guest(world: &World, pinning: Pinning, ipv6: bool) -> Result<Guest> {
+pub(crate) fn make_guest(world: &World, pinning: Pinning, ipv6: bool) -> Result<Guest> {
     let guest = Guest::new(world, guest(pinning))?;
     if ipv6 {
         let ns = &guest.ns;

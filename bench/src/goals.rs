@@ -36,7 +36,7 @@ enum Side {
     Told,
 }
 
-const GOALS: [(&str, Measure, Side); 44] = [
+const GOALS: [(&str, Measure, Side); 48] = [
     ("bulk-up", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-down", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-up", Measure::To("pasta"), Side::AtLeast(3.0)),
@@ -116,6 +116,10 @@ const GOALS: [(&str, Measure, Side); 44] = [
     ("rates-down share", Measure::Own, Side::AtLeast(95.0)),
     ("rates-up RTT p95", Measure::Own, Side::AtMost(20.5)),
     ("rates-down RTT p95", Measure::Own, Side::AtMost(20.5)),
+    ("rates-up-ipv6 share", Measure::Own, Side::AtLeast(95.0)),
+    ("rates-down-ipv6 share", Measure::Own, Side::AtLeast(95.0)),
+    ("rates-up-ipv6 RTT p95", Measure::Own, Side::AtMost(20.5)),
+    ("rates-down-ipv6 RTT p95", Measure::Own, Side::AtMost(20.5)),
     (fleet::ADD_P50, Measure::Own, Side::AtMost(2_000.0)),
     (fleet::ADD_P99, Measure::Own, Side::AtMost(10_000.0)),
     (fleet::ADD_ALL, Measure::Own, Side::AtMost(3_000.0)),
@@ -174,6 +178,15 @@ const ADMISSION: &[&str] = &[
     "new-flows-tcp",
     "new-flows-tcp per CPU second",
 ];
+/// The same in IPv6.
+const ADMISSION6: &[&str] = &[
+    "new-flows-udp-ipv6",
+    "new-flows-udp-ipv6 per CPU second",
+    "new-flows-tcp-ipv6",
+    "new-flows-tcp-ipv6 per CPU second",
+];
+/// Metrics of the slowest connections.
+const TAILS: &[&str] = &["connect-close p99", "connect-close-ipv6 p99"];
 /// Metrics of the cost of an established flow's packet.
 const HITS: &[&str] = &HIT_METRICS;
 /// Metrics of answered DNS questions.
@@ -208,7 +221,7 @@ const EXEC_65520: &str = "slipgate-exec-65520";
 const RUN_USERSPACE: &str = "slipgate-run-userspace";
 
 /// Goals of guests without root: metrics, slipgate's contender, and what it is compared with.
-const ROOTLESS_GOALS: [(&[&str], &str, Measure, Side); 16] = [
+const ROOTLESS_GOALS: [(&[&str], &str, Measure, Side); 18] = [
     (
         ROOTLESS_STREAMS,
         EXEC,
@@ -252,6 +265,18 @@ const ROOTLESS_GOALS: [(&[&str], &str, Measure, Side); 16] = [
         Side::AtLeast(1.8),
     ),
     (ROOTLESS_CPU, EXEC, Measure::To("pasta"), Side::AtMost(1.0)),
+    (
+        ROOTLESS_CPU,
+        EXEC_65520,
+        Measure::To("pasta-65520"),
+        Side::AtMost(1.0),
+    ),
+    (
+        &["rootless forward CPU"],
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtMost(1.0),
+    ),
     (
         &["rootless memory per connection"],
         EXEC,
@@ -298,9 +323,12 @@ const ROOTLESS_GOALS: [(&[&str], &str, Measure, Side); 16] = [
     ),
 ];
 
-/// Goals for whole microVMs, policy and DNS: metrics, slipgate's contender, the compared contender,
+/// Goals for admission, whole microVMs, policy and DNS: metrics, slipgate's contender, the compared contender,
 /// and the ratio.
-const OTHER_GOALS: [(&[&str], &str, &str, Side); 13] = [
+const OTHER_GOALS: [(&[&str], &str, &str, Side); 16] = [
+    (ADMISSION, OURS, REFERENCE, Side::AtLeast(1.3)),
+    (ADMISSION6, OURS, REFERENCE, Side::AtLeast(1.3)),
+    (TAILS, OURS, REFERENCE, Side::AtMost(1.1)),
     (CONNECTIONS, "slipgate-run", "qemu-passt", Side::AtMost(0.6)),
     (
         CONNECTIONS,

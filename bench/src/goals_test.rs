@@ -131,7 +131,7 @@ fn the_same_is_what_differs_no_more_than_its_rounds() {
 fn every_goal_is_about_something_that_is_measured() {
     let all = [
         workload::all(),
-        crate::rates::workload::all(),
+        crate::rates::workload::all(crate::family::Families::Both),
         crate::rootless::workloads(),
         crate::rootless::forward_workloads(),
     ];
@@ -154,4 +154,29 @@ fn every_goal_is_about_something_that_is_measured() {
     for metric in of_the_nat.chain(others).chain(rootless).filter(nat) {
         assert!(known.contains(&metric), "{metric}: {known:?}");
     }
+}
+
+#[test]
+fn admission_and_its_tail_are_held_against_the_kernels_nat() {
+    let udp = |ours| {
+        judged(&cells(
+            UDP,
+            UDP,
+            &[(OURS, [ours; 3]), (REFERENCE, [100.0; 3])],
+        ))
+    };
+    let what = format!("new-flows-udp to {REFERENCE}");
+    assert_eq!(met(&udp(130.0), &what), Some(true));
+    assert_eq!(met(&udp(129.0), &what), Some(false));
+    let (name, metric) = ("connect-close-ipv6", "connect-close-ipv6 p99");
+    let tail = |ours| {
+        judged(&cells(
+            name,
+            metric,
+            &[(OURS, [ours; 3]), (REFERENCE, [100.0; 3])],
+        ))
+    };
+    let what = format!("{metric} to {REFERENCE}");
+    assert_eq!(met(&tail(110.0), &what), Some(true));
+    assert_eq!(met(&tail(111.0), &what), Some(false));
 }

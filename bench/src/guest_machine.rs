@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use slipgate_testbed::{
-    MicroVm, PinDir, World,
-    builtin_guest::{self, Accelerator, Boot, Device, Followed, Network, Qemu},
+    Followed, MicroVm, PinDir, World,
+    builtin_guest::{self, Accelerator, Boot, Device, Network, Qemu},
     cpu_time,
     world::UPLINK,
 };

@@ -9,6 +9,7 @@
 //!              ├ snapshots      a whole one, and differences on it
 //!              ├ vsock          streams between host and guest, beside vhost-device-vsock
 //!              ├ disk           random reads, beside QEMU's virtio-blk
+//!              ├ disk_debian    the same by a stock Linux, and writes
 //!              ├ scale          a thousand to a million live flows
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
 //!              ├ rootless       slipgate exec beside pasta and slirp4netns
@@ -21,6 +22,7 @@ mod conditions;
 mod contender;
 mod cpu_time;
 mod disk;
+mod disk_debian;
 mod dns;
 mod dns_exchange;
 mod family;
@@ -60,6 +62,7 @@ use crate::{
     conditions::Conditions,
     contender::Contender,
     disk::DISK,
+    disk_debian::DISK_DEBIAN,
     family::{Families, Family, is_ipv6, without_family},
     fleet::{FLEET, PARTS},
     machine::Pinning,
@@ -93,7 +96,7 @@ struct CommandLine {
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
     /// relay, rootless (rootless-exec, rootless-forward, rootless-vm), rates, fleet (fleet-add,
     /// fleet-restart, fleet-flood, fleet-workers), clone, snapshot, vsock, disk, programs; by request
-    /// only: scale
+    /// only: scale, disk-debian
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Families of addresses in which the workloads are measured; other parts are of IPv4 unless
@@ -134,6 +137,9 @@ fn main() -> Result<()> {
         return ended;
     }
     if let Some(ended) = relay::as_copy_loop() {
+        return ended;
+    }
+    if let Some(ended) = contender::hop::as_hop() {
         return ended;
     }
     if let Some(ended) = rootless::splice_loop::as_splice_loop() {
@@ -193,6 +199,9 @@ fn main() -> Result<()> {
     };
     let vsock = wanted(VSOCK).then(|| vsock::measure(rounds, args.quick, &mut conditions));
     let disk = wanted(DISK).then(|| disk::measure(rounds, args.quick, &mut conditions));
+    // By request only: where KVM boots no Linux, a round takes a minute.
+    let of_debian = args.only.iter().any(|part| part == DISK_DEBIAN);
+    let of_debian = of_debian.then(|| disk_debian::measure(rounds, args.quick, &mut conditions));
     if let Some(cpu) = pinning.ends {
         // Threads and processes started from now on inherit it; those in the middle are moved.
         affinity::pin_thread(cpu)?;
@@ -210,7 +219,7 @@ fn main() -> Result<()> {
         of_rootless(rootless::EXEC).then(|| rootless::measure(&settings, &mut conditions));
     let forwards = of_rootless(rootless::FORWARD);
     let forwards = forwards.then(|| rootless::measure_forwards(&settings, &mut conditions));
-    let rates = wanted(RATES).then(|| rates::measure(&settings, &mut conditions));
+    let rates = wanted(RATES).then(|| rates::measure(&settings, args.family, &mut conditions));
     let of_fleet = |part: &str| wanted(FLEET) || wanted(part);
     let fleet = PARTS.into_iter().any(of_fleet);
     let fleet = fleet.then(|| fleet::measure(&settings, args.quick, of_fleet));
@@ -226,6 +235,7 @@ fn main() -> Result<()> {
     };
     let parts = [
         dns, relay, rootless, forwards, rates, fleet, scale, clone, snapshot, vsock, disk,
+        of_debian,
     ];
     let programs = programs.then_some(args.family);
     let report = measure(&plan, conditions, programs, microvm, parts)?;
@@ -238,7 +248,7 @@ fn measure(
     conditions: Conditions,
     programs: Option<Families>,
     microvm: Vec<Cell>,
-    parts: [Option<(Vec<Cell>, Vec<Table>)>; 11],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 12],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -327,11 +337,12 @@ fn chosen_workloads(only: &[String], families: Families) -> Result<Vec<Box<dyn W
             SNAPSHOT,
             VSOCK,
             DISK,
+            DISK_DEBIAN,
         ];
         let parts = [&PARTS[..], &ROOTLESS].concat();
         if !ours.contains(&name) && !parts.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {SCALE}, {SNAPSHOT}, {VSOCK}, {DISK}, {}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {SCALE}, {SNAPSHOT}, {VSOCK}, {DISK}, {DISK_DEBIAN}, {}, {PROGRAMS}",
                 known.join(", "),
                 parts.join(", ")
             );

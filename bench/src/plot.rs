@@ -238,7 +238,9 @@ fn tick_label(tick: f64) -> String {
 fn colour(contender: &str) -> RGBColor {
     match contender {
         name if name.starts_with("slipgate") => RGBColor(0xe0, 0x7a, 0x1f),
-        "nftables" | "qemu-tap" | "qemu-tap ×2" | "qemu" => RGBColor(0x3b, 0x6f, 0xa5),
+        "nftables" | "nftables-hop" | "qemu-tap" | "qemu-tap ×2" | "qemu" => {
+            RGBColor(0x3b, 0x6f, 0xa5)
+        }
         "forwarding" => RGBColor(0xa9, 0xc1, 0xd9),
         "einat" => RGBColor(0x7b, 0x5e, 0xa7),
         name if name.starts_with("pasta") || name.starts_with("qemu-passt") => {

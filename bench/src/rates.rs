@@ -7,6 +7,7 @@ pub(crate) mod workload;
 
 use crate::{
     conditions::Conditions,
+    family::Families,
     results::{Cell, Table},
     run::{self, Settings},
 };
@@ -16,8 +17,12 @@ const REFERENCE: &str = contender::HTB;
 /// The rate, L3 bytes per second.
 const BYTES_PER_SECOND: u32 = 12_500_000;
 
-/// Measures all contenders. Returns the cells and their tables.
-pub(crate) fn measure(settings: &Settings, conditions: &mut Conditions) -> (Vec<Cell>, Vec<Table>) {
-    let (contenders, workloads) = (contender::all(), workload::all());
+/// Measures all contenders by these families. Returns the cells and their tables.
+pub(crate) fn measure(
+    settings: &Settings,
+    families: Families,
+    conditions: &mut Conditions,
+) -> (Vec<Cell>, Vec<Table>) {
+    let (contenders, workloads) = (contender::all(), workload::all(families));
     run::compare(REFERENCE, contenders, workloads, settings, conditions)
 }

@@ -35,9 +35,10 @@ pub(crate) const VM: &str = "rootless-vm";
 
 /// All workloads, in the order in which they are run.
 pub(crate) fn workloads() -> Vec<Box<dyn Workload>> {
-    let mut all = traffic::all();
+    let mut all = vec![footprint::of_a_fresh_process()];
+    all.extend(traffic::all());
     all.extend(udp::all());
-    all.extend(footprint::all());
+    all.push(footprint::after_traffic());
     all
 }
 

@@ -19,6 +19,9 @@ use crate::{
 
 /// Maximum number of requests to an engine, or to a VMM, that wait for an answer.
 const MOST_WAITING: usize = 256;
+/// How many of these may ask for the activity of VMs: who only reads leaves room for changes and
+/// questions while an engine hangs.
+const MOST_READERS: usize = 64;
 
 /// Answer while there is no engine to ask, or it is behind.
 pub(crate) const BUSY: &str = "the engine can be asked nothing more just now: try again";
@@ -26,13 +29,32 @@ pub(crate) const BUSY: &str = "the engine can be asked nothing more just now: tr
 /// Requests that another process has not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    /// With the worker whose engine was asked, and the client that waits, if any does.
-    engine: BTreeMap<u64, (usize, Option<ClientId>)>,
+    engine: BTreeMap<u64, Asked>,
     machine: BTreeMap<u64, ClientId>,
     thaws: Thaws,
 }
 
+/// A request to an engine.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// The worker whose engine was asked.
+    worker: usize,
+    /// The client that waits, if any does.
+    client: Option<ClientId>,
+    /// Whether it asks for a VM's activity.
+    is_reader: bool,
+}
+
 impl Pending {
+    /// Returns the number of requests that share the room of this one, and how many may.
+    fn room_for(&self, request: &EngineRequest) -> (usize, usize) {
+        let readers = self.engine.values().filter(|asked| asked.is_reader);
+        match request {
+            EngineRequest::Activity { .. } => (readers.count(), MOST_READERS),
+            _ => (self.engine.len(), MOST_WAITING),
+        }
+    }
+
     /// Passes a request on to the engine of its VM or flow.
     pub(crate) fn ask_engine(
         &mut self,
@@ -41,7 +63,7 @@ impl Pending {
         about: Option<Target>,
         request: EngineRequest,
     ) -> anyhow::Result<()> {
-        if is_full(parts, client, self.engine.len()) {
+        if is_full(parts, client, self.room_for(&request)) {
             return Ok(());
         }
         let mut request = request;
@@ -82,7 +104,12 @@ impl Pending {
             return Ok(());
         }
         let id = parts.next_id();
-        self.engine.insert(id, (worker, Some(client)));
+        let asked = Asked {
+            worker,
+            client: Some(client),
+            is_reader: matches!(request, EngineRequest::Activity { .. }),
+        };
+        self.engine.insert(id, asked);
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
             self.thaws.begin(id, row);
         }
@@ -107,7 +134,12 @@ impl Pending {
             BudgetOrder::Thaw(row) => (row, EngineRequest::Thaw),
         };
         if matches!(request, EngineRequest::Thaw) {
-            self.engine.insert(id, (worker, None));
+            let asked = Asked {
+                worker,
+                client: None,
+                is_reader: false,
+            };
+            self.engine.insert(id, asked);
             self.thaws.begin(id, row);
         }
         let about = Some(Subject::Vm { row });
@@ -130,7 +162,7 @@ impl Pending {
     ) {
         // None may answer for another.
         let asked = self.engine.get(&id).copied();
-        let Some((_, client)) = asked.filter(|(asked, _)| *asked == worker) else {
+        let Some(Asked { client, .. }) = asked.filter(|asked| asked.worker == worker) else {
             return;
         };
         self.engine.remove(&id);
@@ -146,9 +178,9 @@ impl Pending {
 
     /// Answers the clients that wait for a worker's engine that it has ended.
     pub(crate) fn forget_engine(&mut self, parts: &mut Parts, worker: usize) {
-        let gone = |_: &u64, (asked, _): &mut (usize, Option<ClientId>)| *asked == worker;
+        let gone = |_: &u64, asked: &mut Asked| asked.worker == worker;
         let gone: Vec<_> = self.engine.extract_if(.., gone).collect();
-        for (id, (_, client)) in gone {
+        for (id, Asked { client, .. }) in gone {
             self.thaws.take(id);
             let why = "the engine has ended meanwhile, and is started again: try again";
             if let Some(client) = client {
@@ -181,7 +213,7 @@ impl Pending {
         client: ClientId,
         vmm: Option<&VmmProcess>,
     ) {
-        if is_full(parts, client, self.machine.len()) {
+        if is_full(parts, client, (self.machine.len(), MOST_WAITING)) {
             return;
         }
         let id = parts.next_id();
@@ -212,10 +244,10 @@ impl Pending {
 
 /// Whether as many requests wait already as may; then this one is answered. Every one that waits is
 /// answered by the other process, or when that has ended.
-fn is_full(parts: &mut Parts, client: ClientId, waiting: usize) -> bool {
-    let is_full = waiting >= MOST_WAITING;
+fn is_full(parts: &mut Parts, client: ClientId, (waiting, most): (usize, usize)) -> bool {
+    let is_full = waiting >= most;
     if is_full {
-        let why = format!("{MOST_WAITING} requests wait for an answer already: try again");
+        let why = format!("{most} requests wait for an answer already: try again");
         parts.control.answer(client, &ClientAnswer::busy(why));
     }
     is_full
@@ -238,3 +270,7 @@ fn thaw(attached: &mut Attached, thaw: Thaw) -> ClientAnswer {
     }
     ClientAnswer::Done
 }
+
+#[cfg(test)]
+#[path = "control_api_test.rs"]
+mod tests;

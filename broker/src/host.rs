@@ -22,10 +22,10 @@ pub(crate) use self::{
     bound_ports::bound,
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
-    tuples::{check as check_tuples, check_pool},
+    tuples::{check as check_tuples, of_all, refused, shared},
     user_dir::{MEMORY_OF_ROOT, check_private, make_private},
 };
-pub use self::{offloads::offers_tso, tuples::guests_tuples, user_dir::user_mode_dir};
+pub use self::{offloads::offers_tso, tuples::GuestsAt, user_dir::user_mode_dir};
 
 /// Time limit for the kernel's report that no socket listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);

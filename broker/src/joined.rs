@@ -22,7 +22,7 @@ use nix::{
     sys::{signal::Signal, signalfd::SignalFd},
 };
 use slipgate_ipc::client::{
-    ClientAnswer, ClientError, ClientRequest, ErrorKind, VmDefinition, ask,
+    ClientAnswer, ClientError, ClientRequest, ErrorKind, VmDefinition, VmStatus, ask,
 };
 
 pub(crate) use self::machine::JoinedMachine;
@@ -30,15 +30,75 @@ use crate::serve::signals;
 
 /// How long another daemon is waited for.
 const DAEMON_WITHIN: Duration = Duration::from_secs(20);
+/// Time within which a daemon has to serve a TAP that has come.
+const SERVED_WITHIN: Duration = Duration::from_secs(20);
+/// Between two questions whether it does: at first, and at most.
+const ASK_AGAIN: Duration = Duration::from_millis(2);
+const ASK_AGAIN_AT_MOST: Duration = Duration::from_millis(50);
 /// Between two questions whether there is one, ms.
 const ASK_EVERY_MS: u16 = 200;
+
+/// How a VM is this process's.
+#[derive(Clone, Debug)]
+enum Claim {
+    /// It is brought, and goes with this process, unless somebody has it kept.
+    Brought {
+        definition: Box<VmDefinition>,
+        uplink: Option<String>,
+    },
+    /// It is kept by the daemon, and has its machine here.
+    Kept { name: String },
+}
+
+impl Claim {
+    fn name(&self) -> &str {
+        match self {
+            Self::Brought { definition, .. } => &definition.name,
+            Self::Kept { name } => name,
+        }
+    }
+
+    /// Has the daemon serve the VM for this process. Returns the lifeline, and the VM as it is served.
+    /// `returns`: another daemon did so before.
+    fn make(&self, daemon: &Path, returns: bool) -> anyhow::Result<(UnixStream, VmStatus)> {
+        let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
+        ours.set_nonblocking(true)?;
+        theirs.set_nonblocking(true)?;
+        let lifeline = theirs.as_fd();
+        let request = match self {
+            Self::Brought { definition, uplink } => ClientRequest::ServeVm {
+                vm: definition.clone(),
+                uplink: uplink.clone(),
+                returns,
+                lifeline,
+            },
+            Self::Kept { name } => ClientRequest::RunVm {
+                name: name.clone(),
+                lifeline,
+            },
+        };
+        match ask(daemon, request)? {
+            ClientAnswer::Vm { vm, .. } => Ok((ours, *vm)),
+            ClientAnswer::UnknownVm { .. } => {
+                bail!("the daemon has no VM {:?} any more", self.name())
+            }
+            ClientAnswer::Error {
+                error,
+                kind: ErrorKind::Busy,
+            } => Err(Busy(error).into()),
+            ClientAnswer::Error { error, .. } => bail!(error),
+            _ => bail!("the daemon gave another answer: it is of another version"),
+        }
+    }
+}
 
 /// A VM that the daemon serves for this process.
 #[derive(Debug)]
 pub(crate) struct JoinedVm {
     daemon: PathBuf,
-    definition: VmDefinition,
-    uplink: Option<String>,
+    claim: Claim,
+    /// The VM as it was when it was claimed.
+    pub(crate) claimed: VmStatus,
     lifeline: UnixStream,
     /// The search for another daemon, while there is none.
     search: Option<Search>,
@@ -51,7 +111,7 @@ pub(crate) struct JoinedVm {
 #[derive(Debug)]
 struct Search {
     until: Instant,
-    asking: Option<JoinHandle<anyhow::Result<UnixStream>>>,
+    asking: Option<JoinHandle<anyhow::Result<(UnixStream, VmStatus)>>>,
 }
 
 /// News about a VM that a daemon serves for this process.
@@ -75,15 +135,50 @@ impl JoinedVm {
         definition: VmDefinition,
         uplink: Option<String>,
     ) -> anyhow::Result<Self> {
-        let lifeline = serve(daemon, &definition, uplink.as_deref(), false)?;
-        Ok(Self {
-            daemon: daemon.to_owned(),
-            definition,
+        let claim = Claim::Brought {
+            definition: Box::new(definition),
             uplink,
+        };
+        let (lifeline, claimed) = claim.make(daemon, false)?;
+        Ok(Self::with(daemon, claim, lifeline, claimed))
+    }
+
+    /// Becomes the machine of a VM that the daemon keeps, once it serves the TAP, which is there.
+    ///
+    /// # Errors
+    /// The VM is not there, is not kept, or has another machine; or its TAP is not served in time.
+    pub(crate) fn run_as(daemon: &Path, name: &str) -> anyhow::Result<Self> {
+        let claim = Claim::Kept {
+            name: name.to_owned(),
+        };
+        let until = Instant::now() + SERVED_WITHIN;
+        let mut pause = ASK_AGAIN;
+        loop {
+            match claim.make(daemon, false) {
+                Ok((lifeline, claimed)) => return Ok(Self::with(daemon, claim, lifeline, claimed)),
+                Err(e) if e.is::<Busy>() && Instant::now() < until => {
+                    thread::sleep(pause);
+                    pause = (2 * pause).min(ASK_AGAIN_AT_MOST);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn with(daemon: &Path, claim: Claim, lifeline: UnixStream, claimed: VmStatus) -> Self {
+        Self {
+            daemon: daemon.to_owned(),
+            claim,
+            claimed,
             lifeline,
             search: None,
             has_new_line: true,
-        })
+        }
+    }
+
+    /// Name of the VM.
+    fn name(&self) -> &str {
+        self.claim.name()
     }
 
     /// Readable when there is news; `None` while another daemon is waited for.
@@ -124,14 +219,14 @@ impl JoinedVm {
         {
             return Ok(());
         }
-        let name = &self.definition.name;
+        let name = self.claim.name();
         let answer = search.asking.take().map(|asking| {
             asking
                 .join()
                 .unwrap_or_else(|_| bail!("asking the daemon has failed"))
         });
         match answer {
-            Some(Ok(lifeline)) => {
+            Some(Ok((lifeline, _))) => {
                 tracing::info!("{name} is served by another daemon");
                 self.lifeline = lifeline;
                 self.has_new_line = true;
@@ -143,9 +238,8 @@ impl JoinedVm {
             }
             Some(Err(_)) | None => {}
         }
-        let (daemon, definition) = (self.daemon.clone(), self.definition.clone());
-        let uplink = self.uplink.clone();
-        let ask = move || serve(&daemon, &definition, uplink.as_deref(), true);
+        let (daemon, claim) = (self.daemon.clone(), self.claim.clone());
+        let ask = move || claim.make(&daemon, true);
         let asking = thread::Builder::new().name("daemon".into()).spawn(ask);
         search.asking = Some(asking.context("starting a thread that asks for another daemon")?);
         Ok(())
@@ -170,7 +264,7 @@ impl JoinedVm {
         search.map(|_| PollTimeout::from(ASK_EVERY_MS))
     }
 
-    /// Has the daemon remove the VM, and waits until its flows have ended.
+    /// Has the daemon remove the VM, and waits until its flows have ended. One that is kept stays.
     ///
     /// # Errors
     /// The daemon does not answer, or can't remove it now.
@@ -179,8 +273,11 @@ impl JoinedVm {
             // The next daemon removes it, as nobody comes back for it.
             return Ok(());
         }
-        let name = self.definition.name.clone();
-        let answer = match ask(&self.daemon, ClientRequest::RemoveVm { name }) {
+        let Claim::Brought { definition, .. } = self.claim else {
+            return Ok(());
+        };
+        let name = definition.name;
+        let answer = match ask(&self.daemon, ClientRequest::LeaveVm { name }) {
             // The next one removes it, as nobody comes back for it.
             Err(e) if e.is_nobodys() => return Ok(()),
             answer => answer?,
@@ -190,32 +287,6 @@ impl JoinedVm {
             ClientAnswer::Error { error, .. } => bail!(error),
             _ => bail!("the daemon gave another answer: it is of another version"),
         }
-    }
-}
-
-fn serve(
-    daemon: &Path,
-    definition: &VmDefinition,
-    uplink: Option<&str>,
-    returns: bool,
-) -> anyhow::Result<UnixStream> {
-    let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
-    ours.set_nonblocking(true)?;
-    theirs.set_nonblocking(true)?;
-    let request = ClientRequest::ServeVm {
-        vm: Box::new(definition.clone()),
-        uplink: uplink.map(str::to_owned),
-        returns,
-        lifeline: theirs.as_fd(),
-    };
-    match ask(daemon, request)? {
-        ClientAnswer::Vm { .. } => Ok(ours),
-        ClientAnswer::Error {
-            error,
-            kind: ErrorKind::Busy,
-        } => Err(Busy(error).into()),
-        ClientAnswer::Error { error, .. } => bail!(error),
-        _ => bail!("the daemon gave another answer: it is of another version"),
     }
 }
 
@@ -247,8 +318,7 @@ pub fn attach_to_daemon(
         .into_iter()
         .map(join)
         .collect::<anyhow::Result<_>>()?;
-    let names = vms.iter().map(|vm| vm.definition.name.as_str());
-    let names: Vec<&str> = names.collect();
+    let names: Vec<&str> = vms.iter().map(JoinedVm::name).collect();
     let mut out = io::stdout().lock();
     writeln!(out, "slipgate: ready: {}, by the daemon", names.join(", "))
         .and_then(|()| out.flush())
@@ -256,7 +326,7 @@ pub fn attach_to_daemon(
     while !asks_to_stop(&signals, &vms)? {
         for vm in &mut vms {
             if vm.turn()? {
-                let name = &vm.definition.name;
+                let name = vm.name();
                 bail!("{name} was removed from the daemon by somebody else");
             }
         }

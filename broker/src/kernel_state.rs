@@ -7,6 +7,7 @@ mod egress;
 mod forwards;
 mod guard_list;
 mod hook_places;
+mod host_nat;
 mod ipv6;
 mod network_view;
 mod pacing;
@@ -18,6 +19,7 @@ mod served_vms;
 mod subjects;
 mod tap_changes;
 mod taps;
+mod translated;
 mod uplink;
 mod vm_status;
 mod vm_uplinks;
@@ -25,7 +27,12 @@ mod vms;
 mod workers;
 mod xdp;
 
-use std::{collections::BTreeSet, fs::File, net::TcpListener, os::unix::net::UnixListener};
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs::File,
+    net::{IpAddr, TcpListener},
+    os::unix::net::UnixListener,
+};
 
 use anyhow::anyhow;
 use slipgate_abi::IfIndex;
@@ -55,6 +62,7 @@ pub(crate) use self::{
         ForwardChange, GivenBack, HeldForwards, forward_text, forward_texts, forwards_described,
     },
     hook_places::HookPlaces,
+    host_nat::HostNatWatch,
     ipv6::{Ipv6Wish, leads_to_ipv6},
     network_view::view as network_view,
     pacing::Pacing,
@@ -90,6 +98,10 @@ pub(crate) struct Attached {
     /// The network in the last message to the engine.
     pub(crate) told_network: Option<NetworkView>,
     pub(crate) next_hops: NextHops,
+    /// Next hops that are recorded for a successor; `None`: nothing is yet.
+    pub(crate) noted_hops: Option<HashSet<(IfIndex, IpAddr)>>,
+    /// Whether it was logged that they can't be recorded.
+    pub(crate) has_told_of_hops: bool,
     pub(crate) policies: Catalogue,
     /// Ports of the host that are held for guests; their sockets stay open while an engine is
     /// restarted.
@@ -129,6 +141,8 @@ pub(crate) struct Attached {
     pub(crate) hook: Hook,
     /// Whether the programs are first at their hooks.
     pub(crate) hook_places: HookPlaces,
+    /// The host's own NAT beside guests' flows.
+    pub(crate) host_nat: HostNatWatch,
     /// State of a predecessor that is not in use yet; empty once VMs are served.
     pub(crate) handed_over: HandedOver,
     /// Whether the log already reports that another process holds the lock.
@@ -170,7 +184,33 @@ impl Attached {
         uplinks.insert(self.uplink.ifindex);
         self.next_hops
             .refresh(self.datapath.maps(), self.watch.network(), &uplinks)?;
+        self.note_next_hops();
         Ok(())
+    }
+
+    /// Records for a successor which next hops are right. If it fails, it is tried again at the next
+    /// refresh.
+    fn note_next_hops(&mut self) {
+        let right = self.next_hops.right();
+        if self.noted_hops.as_ref() == Some(right) {
+            return;
+        }
+        let paths = self.datapath.paths();
+        let noted = self
+            .owners()
+            .try_for_each(|owner| owner.note_next_hops(paths, right));
+        self.noted_hops = match noted {
+            Ok(()) => Some(right.clone()),
+            Err(e) => {
+                let lost = "the next hops can't be recorded, so flows whose route is gone may stall with \
+                            the next start";
+                match std::mem::replace(&mut self.has_told_of_hops, true) {
+                    false => tracing::warn!("{lost}: {e}"),
+                    true => tracing::debug!("{lost}: {e}"),
+                }
+                None
+            }
+        };
     }
 
     /// Returns the host's network in the form in which the engine gets it.
@@ -257,7 +297,12 @@ impl Attached {
             note(vm::close(self.datapath.maps(), vm.open.row));
         }
         let closed = self.vms.iter().map(|vm| vm.open.id).collect();
-        note(vm::remove_entries(self.datapath.maps(), &closed));
+        note(vm::remove_entries(
+            self.datapath.maps(),
+            self.datapath.paths(),
+            &closed,
+            self.datapath.patience(),
+        ));
         self.forget_applied();
         if self.config.is_daemon
             && let Err(e) = persisted_vms::forget_all(&self.datapath.paths().run_dir)
@@ -268,6 +313,7 @@ impl Attached {
         let mut owners = Vec::new();
         for Worker { owner, port, .. } in self.workers {
             note(owner.forget_taps(self.datapath.paths()));
+            note(owner.forget_next_hops(self.datapath.paths()));
             let ifindex = port.ifindex;
             note(self.datapath.detach(Program::EnginePort, ifindex).map(drop));
             drop(port);

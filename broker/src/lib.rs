@@ -45,6 +45,7 @@ mod run;
 mod say;
 mod serve;
 mod service_manager;
+mod sleep_by_snapshot;
 mod snapshot_chain;
 mod snapshot_folder;
 mod start;
@@ -55,12 +56,14 @@ mod vm_changes;
 pub use self::{
     host::user_mode_dir,
     joined::attach_to_daemon,
-    run::{Daemon, run, run_vm},
+    run::{Daemon, KeptFlows, run, run_vm},
     say::{counted, say},
+    sleep_by_snapshot::SleepBySnapshot,
     snapshot_chain::{ChainError, SnapshotChain},
     snapshot_folder::{FolderTaken, SnapshotFolder},
     userspace::{
-        ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, run_userspace_vm,
+        ExecConfig, GuestSocket, Inside, SocketConfig, attach_socket, exec, run_inside,
+        run_userspace_vm,
     },
     vm::{EXIT_USAGE, MachineRecord, check_machines_dir, exit_status, machines_dir},
 };

@@ -11,7 +11,7 @@
 //! the machine open for writing: clients give a plain name, and neither they nor the process that
 //! answers them can name another place.
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::fd::{AsFd as _, BorrowedFd},
@@ -26,12 +26,12 @@ use nix::sys::{
     statvfs::statvfs,
 };
 use slipgate_ipc::client::{
-    ClientAnswer, ClientError, ClientId, ClientRequest, ErrorKind, MachineOrder, MachineStatus,
-    PassedOrder, SavedSnapshot, ask,
+    ClientAnswer, ClientError, ClientId, ClientRequest, ErrorKind, Interrupt, MachineOrder,
+    MachineStatus, PassedOrder, SavedSnapshot, ask,
 };
 
 use crate::{
-    ChainError, FolderTaken, MachineRecord, SnapshotChain, SnapshotFolder,
+    ChainError, FolderTaken, MachineRecord, SleepBySnapshot, SnapshotChain, SnapshotFolder,
     config::{MachineSpec, SNAPSHOT_FILES, check_snapshot_dir, mac_text},
     host::check_private,
     machines_dir,
@@ -41,14 +41,22 @@ use crate::{
 const MOST_ORDERS: usize = 16;
 /// Longest name of a snapshot, bytes.
 const MAX_NAME: usize = 63;
+/// Why no snapshot by which a VM sleeps is made.
+const ENDING: &str = "the daemon is ending: try again with the next one";
 
 /// Orders that are under way.
 #[derive(Debug)]
 pub(crate) struct MachineOrders {
     /// Where snapshots are made; `None`: nowhere.
     snapshots: Option<Snapshots>,
+    /// The daemon's own control socket.
+    daemon: PathBuf,
     /// By the machine's VM, and whether it is its end.
     under_way: BTreeSet<Key>,
+    /// Of these, snapshots by which VMs sleep, by the VM.
+    sleeps: BTreeMap<String, Interrupt>,
+    /// Whether no more of those are begun.
+    gives_up: bool,
     finished: mpsc::Receiver<Finished>,
     report: Arc<Report>,
 }
@@ -79,16 +87,19 @@ struct Finished {
 }
 
 impl MachineOrders {
-    /// No order yet.
+    /// No order yet. `daemon`: its own control socket.
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(crate) fn new(snapshots: Option<Snapshots>) -> nix::Result<Self> {
+    pub(crate) fn new(snapshots: Option<Snapshots>, daemon: PathBuf) -> nix::Result<Self> {
         let (sender, finished) = mpsc::channel();
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self {
             snapshots,
+            daemon,
             under_way: BTreeSet::new(),
+            sleeps: BTreeMap::new(),
+            gives_up: false,
             finished,
             report: Arc::new(Report {
                 finished: sender,
@@ -143,13 +154,19 @@ impl MachineOrders {
             ))));
         }
         let socket = sockets.join(format!("{}.sock", machine.pid));
+        let sleeps = matches!(order, Prepared::Snapshot { sleep: Some(_), .. });
+        if sleeps && self.gives_up {
+            return Err(Box::new(ClientAnswer::busy(ENDING)));
+        }
+        let interrupt = Interrupt::default();
+        let until = interrupt.clone();
         let report = self.report.clone();
         let of_thread = key.clone();
         let carry_out = move || {
             let finished = Finished {
                 client,
                 key: of_thread,
-                answer: order.carry_out(&machine, &socket),
+                answer: order.carry_out(&machine, &socket, &until),
             };
             // The daemon may have ended.
             let _ = report.finished.send(finished);
@@ -158,6 +175,9 @@ impl MachineOrders {
         let thread = thread::Builder::new().name("machine-order".into());
         match thread.spawn(carry_out) {
             Ok(_) => {
+                if sleeps {
+                    self.sleeps.insert(key.0.clone(), interrupt);
+                }
                 self.under_way.insert(key);
                 Ok(())
             }
@@ -174,7 +194,7 @@ impl MachineOrders {
             PassedOrder::Resume => Prepared::Resume,
             PassedOrder::Kill => Prepared::Kill,
             PassedOrder::Balloon { mib } => Prepared::Balloon { mib },
-            PassedOrder::Snapshot { to, base } => {
+            PassedOrder::Snapshot { to, base, sleep } => {
                 let Some(snapshots) = &self.snapshots else {
                     return Err(Box::new(ClientAnswer::error(format!(
                         "{vm}: this daemon makes no snapshots: start `slipgate serve` with \
@@ -188,9 +208,22 @@ impl MachineOrders {
                     snapshots: snapshots.clone(),
                     name: to,
                     base,
+                    sleep: sleep.then(|| self.daemon.clone()),
                 }
             }
         })
+    }
+
+    /// Gives up the snapshots by which VMs sleep, as the daemon ends: what was done for them is taken back,
+    /// for which the daemon is needed. Those that are whole already go on. No more are begun.
+    pub(crate) fn give_up_sleeps(&mut self) {
+        self.gives_up = true;
+        self.sleeps.values().for_each(Interrupt::interrupt);
+    }
+
+    /// Whether such snapshots are under way, or are taken back.
+    pub(crate) fn has_sleeps(&self) -> bool {
+        !self.sleeps.is_empty()
     }
 
     /// Takes out the answers of orders that are carried out, each with the client and the machine's VM.
@@ -205,6 +238,9 @@ impl MachineOrders {
         }) = self.finished.try_recv()
         {
             self.under_way.remove(&key);
+            if !key.1 {
+                self.sleeps.remove(&key.0);
+            }
             done.push((client, key.0, answer));
         }
         done
@@ -239,12 +275,14 @@ enum Prepared {
         snapshots: Snapshots,
         name: String,
         base: Option<String>,
+        /// The daemon's own socket, if the VM sleeps from then on.
+        sleep: Option<PathBuf>,
     },
 }
 
 impl Prepared {
     /// Asks the machine, and waits for its answer.
-    fn carry_out(&self, machine: &MachineStatus, socket: &Path) -> ClientAnswer {
+    fn carry_out(&self, machine: &MachineStatus, socket: &Path, until: &Interrupt) -> ClientAnswer {
         let vm = machine.name.as_str();
         // In /tmp another user may have made the directory, and would answer for the machines.
         if let Err(e) = socket.parent().map_or(Ok(()), check_private)
@@ -269,13 +307,16 @@ impl Prepared {
                 snapshots,
                 name,
                 base,
+                sleep,
             } => {
                 let base = base.as_ref().map(|base| snapshots.directory.join(base));
-                save(machine, socket, (snapshots, name), base).unwrap_or_else(|e| match e
-                    .downcast_ref::<FolderTaken>()
-                {
-                    Some(taken) => ClientAnswer::taken(taken.to_string()),
-                    None => ClientAnswer::error(format!("{vm}: {e:#}")),
+                let sleep = sleep.as_deref();
+                let asked = (socket, until);
+                save(machine, asked, (snapshots, name), base, sleep).unwrap_or_else(|e| {
+                    match e.downcast_ref::<FolderTaken>() {
+                        Some(taken) => ClientAnswer::taken(taken.to_string()),
+                        None => ClientAnswer::error(format!("{vm}: {e:#}")),
+                    }
                 })
             }
         }
@@ -283,12 +324,13 @@ impl Prepared {
 }
 
 /// Has a machine write a snapshot of this name in the directory. `base`: that of the one whose
-/// differences are written.
+/// differences are written. `sleep`: the socket of the daemon, if the VM sleeps from then on.
 fn save(
     saved: &MachineStatus,
-    socket: &Path,
+    (socket, until): (&Path, &Interrupt),
     (Snapshots { directory, most }, name): (&Snapshots, &str),
     base: Option<PathBuf>,
+    sleep: Option<&Path>,
 ) -> anyhow::Result<ClientAnswer> {
     // It may be another one since the start.
     check_snapshot_dir(directory)
@@ -310,9 +352,15 @@ fn save(
     has_place(directory, *most)?;
     let [state, memory, _] = SNAPSHOT_FILES;
     let files: [File; 2] = [folder.file(state)?, folder.file(memory)?];
+    let sleep = sleep.map(|daemon| SleepBySnapshot::begin(daemon, (socket, saved)));
+    let sleep = sleep.transpose()?;
     let [state, memory] = files.each_ref().map(|file| file.as_fd());
     let order = MachineOrder::snapshot(state, memory, bases.unwrap_or_default());
-    let mut machine = match ask_machine(&saved.name, socket, order) {
+    let asked = until.ask(socket, ClientRequest::Machine { order });
+    if asked.is_err() && until.is_interrupted() {
+        return Ok(ClientAnswer::busy(format!("{}: {ENDING}", saved.name)));
+    }
+    let mut machine = match answered(&saved.name, asked, false) {
         ClientAnswer::Saved { machine } => machine,
         other => return Ok(other),
     };
@@ -322,6 +370,7 @@ fn save(
     folder.finish(&machine).context("finishing the snapshot")?;
     // It is there, whatever the machine answers: it may have ended.
     let _ = ask_machine(&saved.name, socket, MachineOrder::Finished);
+    sleep.map_or(Ok(()), SleepBySnapshot::finish)?;
     Ok(ClientAnswer::SnapshotSaved {
         snapshot: SavedSnapshot {
             name: name.to_owned(),
@@ -393,7 +442,11 @@ fn has_room(directory: &Path, memory_mib: u64) -> anyhow::Result<()> {
 
 fn ask_machine(vm: &str, socket: &Path, order: MachineOrder<BorrowedFd<'_>>) -> ClientAnswer {
     let is_end = matches!(order, MachineOrder::Kill);
-    match ask(socket, ClientRequest::Machine { order }) {
+    answered(vm, ask(socket, ClientRequest::Machine { order }), is_end)
+}
+
+fn answered(vm: &str, answer: Result<ClientAnswer, ClientError>, is_end: bool) -> ClientAnswer {
+    match answer {
         Ok(ClientAnswer::Error { error, kind }) => ClientAnswer::Error {
             error: format!("{vm}: {error}"),
             kind,

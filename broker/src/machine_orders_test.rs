@@ -7,7 +7,9 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     unistd::geteuid,
 };
-use slipgate_ipc::client::{ControlServer, MachineState, PermittedRequest};
+use slipgate_ipc::client::{
+    ControlServer, MachineState, PermittedRequest, Room, VmDefinition, VmState, VmStatus,
+};
 
 use super::*;
 use crate::host::make_private;
@@ -41,10 +43,13 @@ impl Rig {
         Self {
             machine: bind("7.sock"),
             clients: bind("clients.sock"),
-            orders: MachineOrders::new(Some(Snapshots {
-                directory: snapshots,
-                most: 2,
-            }))
+            orders: MachineOrders::new(
+                Some(Snapshots {
+                    directory: snapshots,
+                    most: 2,
+                }),
+                dir.path().join("daemon.sock"),
+            )
             .unwrap(),
             asked: Vec::new(),
             known: MachineStatus {
@@ -116,6 +121,7 @@ fn snapshot(to: &str) -> PassedOrder {
     PassedOrder::Snapshot {
         to: to.into(),
         base: None,
+        sleep: false,
     }
 }
 
@@ -327,6 +333,7 @@ fn a_base_of_another_machine_and_a_disk_without_room_are_refused_before_the_orde
     let later = |base: &str| PassedOrder::Snapshot {
         to: "later".into(),
         base: Some(base.into()),
+        sleep: false,
     };
     let known = rig.known.clone();
     let others: [fn(&mut MachineStatus); 3] = [
@@ -367,6 +374,7 @@ fn a_base_of_another_machine_and_a_disk_without_room_are_refused_before_the_orde
     rig.begin(PassedOrder::Snapshot {
         to: "odd".into(),
         base: Some("warm".into()),
+        sleep: false,
     })
     .unwrap();
     let machine = serde_json::json!("odd");
@@ -374,4 +382,81 @@ fn a_base_of_another_machine_and_a_disk_without_room_are_refused_before_the_orde
     let (_, why) = refusal(rig.done().1);
     assert!(why.contains("no object"), "{why}");
     assert!(!rig.dir.path().join("snapshots/odd").exists());
+}
+
+#[test]
+fn a_snapshot_by_which_a_vm_sleeps_is_taken_back_when_the_daemon_ends() {
+    let mut rig = Rig::new();
+    rig.known.tap = Some("tap0".into());
+    let daemon = rig.dir.path().join("daemon.sock");
+    let bound = ControlServer::bind(&daemon, geteuid().as_raw());
+    let mut daemon = bound.unwrap().of_its_owner();
+    let (sender, asked_daemon) = mpsc::channel();
+    // It ends with the test.
+    thread::spawn(move || {
+        loop {
+            for asked in daemon.serve() {
+                let answer = match &asked.request {
+                    ClientRequest::ListVms => ClientAnswer::VmList {
+                        vms: vec![VmStatus {
+                            definition: VmDefinition::new("a", "tap0"),
+                            id: slipgate_ipc::engine::VmId::new(7),
+                            worker: 0,
+                            generation: 1,
+                            state: VmState::Served,
+                            idle: false,
+                            lacks_uplink: false,
+                            guest_ipv6: None,
+                            unserved_forwards: Vec::new(),
+                        }],
+                        room: Room::default(),
+                        displaced: Vec::new(),
+                    },
+                    _ => ClientAnswer::Done,
+                };
+                let _ = sender.send(format!("{:?}", asked.request));
+                daemon.answer(asked.client, &answer);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let sleeps = || PassedOrder::Snapshot {
+        to: "warm".into(),
+        base: None,
+        sleep: true,
+    };
+    rig.begin(sleeps()).unwrap();
+    assert!(rig.orders.has_sleeps());
+    let ordered = |request: ClientRequest| match request {
+        ClientRequest::Machine { order } => order,
+        other => panic!("{other:?}"),
+    };
+    let first = ordered(rig.answer(&ClientAnswer::Done));
+    assert!(matches!(first, MachineOrder::Pause), "{first:?}");
+    // It writes for long.
+    let until = Instant::now() + Duration::from_secs(10);
+    let saving = loop {
+        assert!(Instant::now() < until, "no order came");
+        if let Some(asked) = rig.machine.serve().pop() {
+            break asked;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    let second = ordered(saving.request);
+    assert!(matches!(second, MachineOrder::Snapshot { .. }));
+    rig.orders.give_up_sleeps();
+    let third = ordered(rig.answer(&ClientAnswer::Done));
+    assert!(matches!(third, MachineOrder::Resume), "{third:?}");
+    assert!(!rig.machine.is_connected(saving.client));
+    let (kind, why) = refusal(rig.done().1);
+    assert_eq!(kind, ErrorKind::Busy, "{why}");
+    assert!(!rig.orders.has_sleeps());
+    let asked: Vec<String> = asked_daemon.try_iter().collect();
+    assert!(asked.last().unwrap().contains("Resume"), "{asked:?}");
+    assert!(!rig.dir.path().join("snapshots/warm").exists());
+    // No more are begun; others are.
+    assert_eq!(refusal(rig.begin(sleeps()).unwrap_err()).0, ErrorKind::Busy);
+    rig.begin(PassedOrder::Pause).unwrap();
+    rig.answer(&ClientAnswer::Done);
+    assert_eq!(rig.done().1, ClientAnswer::Done);
 }

@@ -1,6 +1,6 @@
 use slipgate_policy::{
     Action,
-    document::{CliOverrides, RuleFlag},
+    document::{CliOverrides, RoutesOf, RuleFlag},
 };
 
 use super::*;
@@ -80,6 +80,31 @@ fn another_command_line_holds_and_what_was_kept_waits_for_its_start() {
     assert!(other.is_none());
     // That one did not come to serve: the first, started again, goes on.
     assert!(take_over(&files.path("kept"), &first).unwrap().is_some());
+}
+
+#[test]
+fn whose_routes_flows_leave_by_outlives_a_restart_and_another_flag_for_it_holds() {
+    let files = Files::new();
+    let given = files.path("given.toml");
+    let by = |routes: Option<RoutesOf>| {
+        let typed = CliOverrides {
+            file: Some(given.clone()),
+            egress_routes: routes,
+            ..CliOverrides::default()
+        };
+        tests::config(&["tap0"], typed)
+    };
+    let host = by(Some(RoutesOf::Host));
+    files.apply(&host);
+    let (now, loaded, _) = take_over(&files.path("kept"), &host).unwrap().unwrap();
+    assert!(now.policy_name().ends_with("other.toml"));
+    let egress = |loaded: &LoadedPolicies| loaded.policies[0].settings.egress.clone();
+    assert_eq!(egress(&loaded), egress(&host.load_policies().unwrap()));
+    assert_ne!(egress(&loaded), egress(&by(None).load_policies().unwrap()));
+    for other in [by(None), by(Some(RoutesOf::Uplink))] {
+        let taken = take_over(&files.path("kept"), &other).unwrap();
+        assert!(taken.is_none(), "the flag is another");
+    }
 }
 
 #[test]

@@ -284,7 +284,9 @@ impl PolicyChanges {
         }
         let mut workers = workers;
         workers.try_for_each(|worker| self.send_again(parts, worker))?;
-        parts.tell_vms_by_uplinks(&uplinks)
+        parts.tell_vms_by_uplinks(&uplinks)?;
+        // The policy may name other routes now.
+        parts.follow_ipv6()
     }
 
     /// Repeats step 3 for a worker, with an engine that replaced one which ended during it. The engine was
@@ -404,7 +406,9 @@ impl Attached {
             vms,
             learning,
         } = prepared;
-        self.check_egress(&put)?;
+        self.see_host_nat_for_request();
+        self.unless_shared(|attached| attached.check_egress(&put))?;
+        self.host_nat.look_soon();
         let mut changed: BTreeSet<Name> = put.iter().map(|p| p.settings.name.clone()).collect();
         let compiled = self.policies.compile(put, gone)?;
         changed.retain(|name| compiled.puts(name));

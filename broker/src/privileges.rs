@@ -111,6 +111,11 @@ pub fn keep_capabilities(keep: u64) -> Result<(), ConfinementError> {
 /// it. The rest of the process stays as it is. Only the capabilities change if the process is not
 /// root, or is root of a user namespace that has no other user.
 ///
+/// The real and the saved user stay the process's: by these the kernel decides who may send signals,
+/// and one to a thread is one to the whole process. So other processes of `user`, which may be nobody,
+/// can't stop it. What the thread may do, and whom others see at the end of its sockets, is the
+/// effective user's. Against the thread's own code that is no barrier: it shares the process's memory.
+///
 /// # Errors
 /// The kernel refuses a step.
 pub fn limit_thread(user: u32, keep: u64) -> Result<(), ConfinementError> {
@@ -124,7 +129,7 @@ pub fn limit_thread(user: u32, keep: u64) -> Result<(), ConfinementError> {
         for (step, call, arguments) in [
             ("supplementary groups", libc::SYS_setgroups, [0; 3]),
             ("group", libc::SYS_setresgid, [id; 3]),
-            ("user", libc::SYS_setresuid, [id; 3]),
+            ("user", libc::SYS_setresuid, [-1, id, -1]),
         ] {
             let [first, second, third] = arguments;
             // SAFETY: numbers, and of setgroups an empty list.

@@ -1,3 +1,5 @@
+use std::{os::unix::process::CommandExt as _, process::Command, sync::mpsc};
+
 use nix::{
     sys::wait::{WaitStatus, waitpid},
     unistd::{ForkResult, fork},
@@ -59,13 +61,28 @@ fn a_thread_becomes_another_user_and_the_process_does_not() {
     // SAFETY: a number.
     let dumpable = || unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
     let dumpable_before = dumpable();
+    let (to, limited) = mpsc::channel();
+    let (done, end) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         limit_thread(USER, 1 << 1).unwrap();
-        lines.map(of)
+        to.send((lines.map(of), nix::unistd::gettid())).unwrap();
+        // Until nobody is left to send.
+        let _ = end.recv();
     });
-    let [uid, gid, groups, effective, permitted] = thread.join().unwrap();
-    let user = vec![USER.to_string(); 4];
-    assert_eq!((&uid, &gid), (&user, &user));
+    let ([uid, gid, groups, effective, permitted], id) = limited.recv().unwrap();
+    let [own, user] = [nix::unistd::getuid().as_raw(), USER].map(|id| id.to_string());
+    // Real, effective, saved, and for files.
+    assert_eq!(uid, [&own, &user, &own, &user].map(String::as_str));
+    assert_eq!(gid, vec![user; 4]);
+    // A signal to the thread is one to the process. The shell has the user's other processes' rights.
+    let may_signal = |user: u32| {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("kill -0 {id} 2>/dev/null"));
+        shell.uid(user).gid(user).status().unwrap().success()
+    };
+    assert_eq!([0, USER].map(may_signal), [true, false]);
+    drop(done);
+    thread.join().unwrap();
     assert!(groups.is_empty(), "{groups:?}");
     assert_eq!(effective, ["0000000000000002"]);
     assert_eq!(permitted, effective);

@@ -4,8 +4,10 @@
 //! booted leaves nothing behind; the guest runs once its TAP is served. The guest ends before the
 //! NAT. If the NAT fails, the VM is stopped, because its flows would no longer be admitted.
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     process::ExitCode,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -14,11 +16,17 @@ use nix::sys::{signal::Signal, signalfd::SignalFd};
 use serde::Serialize;
 use slipgate_abi::IfIndex;
 use slipgate_control::{Users, device::Device, host::HostFacts};
-use slipgate_ipc::{client::VmDefinition, engine::OnExit, vmm::VmmEnd};
+use slipgate_ipc::{
+    client::{ClientAnswer, ClientRequest, Target, VmDefinition, ask, ask_within},
+    engine::{EngineRequest, OnExit},
+    vmm::VmmEnd,
+};
+use slipgate_policy::document::ConfigError;
 
 use crate::{
     DAEMON_SOCKET,
     config::{Config, Mode, RunConfig},
+    counted,
     handover::HandedOver,
     host,
     joined::{JoinedMachine, JoinedVm},
@@ -28,12 +36,14 @@ use crate::{
     process::GivenUp,
     serve::{Broker, End, signals},
     start::{self, Inputs},
-    vm::{BegunVmm, How, Images, Report, ReportFile, Vm, micros},
+    vm::{BegunVmm, How, Images, Inherits, Report, ReportFile, Vm, end_generation, micros},
 };
 
 /// Time limit for a TAP to disappear after its VMM has ended: the kernel closes the descriptors of
 /// an io_uring a moment after the process's end.
 const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
+/// Time within which an engine has to deliver what it held for a VM.
+const WAKE_WITHIN: Duration = Duration::from_secs(20);
 
 /// Serves other programs' TAPs until stopped: those of the command line, or, for a daemon, those of
 /// VMs that clients add.
@@ -96,6 +106,17 @@ pub struct Daemon {
     pub vm: VmDefinition,
     /// Device by which its flows are to leave, if that matters.
     pub uplink: Option<String>,
+    /// `Some`: it is a VM that the daemon keeps, and these are its flows to be.
+    pub kept: Option<KeptFlows>,
+}
+
+/// What becomes of the flows of a VM that the daemon keeps when it has a machine again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeptFlows {
+    /// They go on: the guest knows of them.
+    GoOn,
+    /// They end, with both ends told, before the guest runs.
+    End,
 }
 
 /// Runs one VM to its end, in hybrid mode.
@@ -126,6 +147,10 @@ pub fn run_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
+    let kept = daemon.as_ref().and_then(|daemon| {
+        let flows = daemon.kept?;
+        Some((daemon.socket.clone(), flows))
+    });
     let started = start(&mut config, daemon, images, inputs, log, begun);
     let mut running = match started {
         Ok(running) => running,
@@ -140,14 +165,36 @@ pub fn run_vm<N: Serialize>(
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
     let tap_index = tap_index(&tap);
     tracing::info!("{name} on {tap}, by {}", running.by());
+    let is_restored = config.machine.restore.is_some();
+    let inherits =
+        is_restored.then(|| running.inherits(&config, kept.as_ref().map(|(_, flows)| *flows)));
+    let ended_flows = match &kept {
+        Some((daemon, KeptFlows::End)) => end_former_flows(daemon, &name),
+        _ => Ok(()),
+    };
+    if let (Some(inherits), Ok(())) = (&inherits, &ended_flows) {
+        inherits.log(&name);
+    }
     let prepared = began.elapsed();
     let stages = running.vm().as_ref().map(|vm| vm.stages);
-    let served = match running.boot() {
-        Ok(()) => running.serve(&signals),
+    let mut waking = None;
+    let served = ended_flows.and_then(|()| match running.boot() {
+        Ok(()) => {
+            if let Some((daemon, _)) = &kept {
+                waking = begin_wake(daemon.clone(), name.clone());
+            }
+            running.serve(&signals)
+        }
         // It died while the TAP was being served: what was made is taken down all the same.
         Err(_) => Ok(End::VmmGone),
-    };
+    });
     let (how, vmm) = running.end_vm(tap_index, served);
+    if waking.is_some_and(|waking| !waking.is_finished()) {
+        tracing::warn!(
+            "the machine of {name} ended while {name} was being woken, so it may be awake without a \
+             machine: `slipgate sleep {name}` has it sleep"
+        );
+    }
     let nat = nat_figures(&config.nat.pin_dir, &name);
     let stopped = match how {
         // What is left is for the next one of its name to end.
@@ -166,6 +213,7 @@ pub fn run_vm<N: Serialize>(
             stages,
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
+            inherits: inherits.as_ref(),
             restarts: vmm.as_ref().map_or(0, |end| end.restarts),
             vmm: vmm.map(|end| end.counters),
             nat,
@@ -185,8 +233,10 @@ fn start(
     log: &str,
     begun: anyhow::Result<BegunVmm>,
 ) -> anyhow::Result<Running> {
-    let mut vm = Vm::prepare(config, images, None, log, begun)?;
-    let tap = tap_index(&config.machine.tap);
+    let of = |daemon| absent_taps_of(daemon, &config.machine.tap);
+    let taken = daemon.as_ref().map(of).unwrap_or_default();
+    let mut vm = Vm::prepare(config, images, &taken, None, log, begun)?;
+    let tap = tap_index(&config.machine.tap).filter(|_| !vm.leaves_tap);
     if let Some(daemon) = daemon {
         let joined = join(config, daemon, vm);
         return joined.inspect_err(|_| await_tap_end(tap));
@@ -214,6 +264,20 @@ fn start(
     served.inspect_err(|_| await_tap_end(tap))
 }
 
+/// The TAPs of a daemon's VMs that have none now: a new VM's TAP of that name would be served as theirs.
+/// Those that are there the kernel gives nobody else. Where the user gives the name, it is not asked: it
+/// refuses one that is another VM's.
+fn absent_taps_of(daemon: &Daemon, name: &str) -> BTreeSet<String> {
+    if daemon.kept.is_some() || !name.contains("%d") {
+        return BTreeSet::new();
+    }
+    match ask(&daemon.socket, ClientRequest::AbsentTaps) {
+        Ok(ClientAnswer::AbsentTaps { taps }) => taps.into_iter().collect(),
+        // It will say why it serves none.
+        Ok(_) | Err(_) => BTreeSet::new(),
+    }
+}
+
 /// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
 /// meanwhile: what it is made of is known to make a machine.
 fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Running> {
@@ -228,7 +292,14 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
         ..daemon.vm
     };
     let asked = Instant::now();
-    let joined = JoinedVm::join(&daemon.socket, definition, daemon.uplink);
+    let joined = match daemon.kept {
+        Some(_) => JoinedVm::run_as(&daemon.socket, &definition.name),
+        None => JoinedVm::join(&daemon.socket, definition, daemon.uplink),
+    };
+    let joined = joined.and_then(|joined| match daemon.kept {
+        Some(_) => check_mtu(config).map(|()| joined),
+        None => Ok(joined),
+    });
     vm.stages.served_us = micros(asked.elapsed());
     if joined.is_ok() {
         // While the machine is being made.
@@ -249,6 +320,62 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     }
 }
 
+/// Checks that a restored guest's TAP has the MTU that the guest knows.
+fn check_mtu(config: &RunConfig) -> anyhow::Result<()> {
+    let (tap, saved) = (&config.machine.tap, config.machine.mtu);
+    let now = Device::named(tap).and_then(|tap| tap.mtu())?;
+    match saved.filter(|saved| *saved != now) {
+        None => Ok(()),
+        Some(saved) => Err(ConfigError::new(
+            "--as",
+            &config.nat.vms[0].name,
+            format!("its TAP {tap} has the MTU {now}, and the snapshot's guest {saved}"),
+            format!("ip link set {tap} mtu {saved}, or leave --as out, for a new VM"),
+        )
+        .into()),
+    }
+}
+
+/// Ends the flows of a VM that has another guest from now on, or one from an earlier time.
+fn end_former_flows(daemon: &Path, name: &str) -> anyhow::Result<()> {
+    let ended = end_generation(daemon, name)
+        .map_err(|why| anyhow!("the former flows of {name} can't be ended: {why}"))?;
+    let flows = counted(ended, "flow");
+    tracing::info!("ended {flows} of the former generation of {name}");
+    Ok(())
+}
+
+/// Has a VM that slept get what was held for it, now that its guest runs. An engine that hangs holds the
+/// answer back, so a thread waits for it: the machine is served meanwhile. The thread is finished when the
+/// answer has come; `None`: there is none.
+fn begin_wake(daemon: PathBuf, name: String) -> Option<JoinHandle<()>> {
+    let asking = {
+        let name = name.clone();
+        move || wake(&daemon, &name)
+    };
+    let begun = thread::Builder::new().name("wake".into()).spawn(asking);
+    begun
+        .inspect_err(|e| {
+            tracing::warn!("no thread can be started ({e}): `slipgate resume {name}` wakes {name}");
+        })
+        .ok()
+}
+
+/// Asks the daemon, and waits for its answer.
+fn wake(daemon: &Path, name: &str) {
+    let request = ClientRequest::Engine {
+        about: Some(Target::Vm(name.to_owned())),
+        ask: EngineRequest::Resume,
+    };
+    let why = match ask_within(daemon, request, WAKE_WITHIN) {
+        Ok(ClientAnswer::Done) => return,
+        Ok(ClientAnswer::Error { error, .. }) => error,
+        Ok(_) => "an answer to another question".to_owned(),
+        Err(e) => format!("{:#}", anyhow::Error::from(e)),
+    };
+    tracing::warn!("{name} may sleep still ({why}): `slipgate resume {name}` wakes it");
+}
+
 /// Returns the index of a TAP; `None` once it is gone.
 fn tap_index(name: &str) -> Option<IfIndex> {
     Device::named(name).and_then(|tap| tap.ifindex()).ok()
@@ -262,7 +389,7 @@ fn await_tap_end(tap: Option<IfIndex>) {
         && Device::with_index(tap).is_ok()
         && Instant::now() < until
     {
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -279,6 +406,18 @@ impl Running {
         match self {
             Self::Own(broker) => &mut broker.vm,
             Self::Joined(machine) => &mut machine.vm,
+        }
+    }
+
+    /// What the VM of a restored machine has to the network.
+    fn inherits(&self, config: &RunConfig, flows: Option<KeptFlows>) -> Inherits {
+        let Self::Joined(machine) = self else {
+            return Inherits::of_own(&config.nat);
+        };
+        let vm = &machine.claimed().definition;
+        match flows {
+            None => Inherits::of_new(vm),
+            Some(flows) => Inherits::of_kept(vm, flows == KeptFlows::GoOn),
         }
     }
 
@@ -313,14 +452,16 @@ impl Running {
         served: anyhow::Result<End>,
     ) -> (How, Option<VmmEnd>) {
         let ended = stop_vm(self.vm(), served);
+        let mut leaves_tap = false;
         if let Some(vm) = self.vm() {
             vm.orders.notify_end(&ended.0);
+            leaves_tap = vm.leaves_tap;
         }
         // Killed, if it did not stop; and the terminal is put back.
         *self.vm() = None;
         match self {
             Self::Own(broker) => broker.parts.attached.await_taps_end(TAP_GONE_WITHIN),
-            Self::Joined(_) => await_tap_end(tap),
+            Self::Joined(_) => await_tap_end(tap.filter(|_| !leaves_tap)),
         }
         ended
     }

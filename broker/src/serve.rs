@@ -21,7 +21,7 @@ use nix::{
 use slipgate_control::BpfLog;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientRequest, PermittedRequest},
+    client::{ClientAnswer, ClientRequest, PermittedRequest, VmChange},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
     vmm::VmmEnd,
 };
@@ -46,6 +46,8 @@ const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// Interval of checks for host changes without notification: sockets bound to translated ports,
 /// forwarding turned on for the TAPs, other resolvers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Time within which machines have to take back what the end of the daemon interrupts.
+const TAKEN_BACK_WITHIN: Duration = Duration::from_secs(15);
 
 /// Returns the time-out of a poll that is not to return before this is over.
 pub(crate) fn timeout_of(wait: Duration) -> PollTimeout {
@@ -87,6 +89,8 @@ pub(crate) struct Broker {
     vm_changes: VmChanges,
     /// Orders to machines of other processes.
     machine_orders: MachineOrders,
+    /// How and by when the loop ends, once it is to end and something is taken back before.
+    stopping: Option<(OnExit, Signal, Instant)>,
     /// The VM of `slipgate run`; `None` for other commands.
     pub(crate) vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
@@ -105,18 +109,22 @@ impl Broker {
     /// Runs the loop. Returns when a stop is requested, or the VM has ended.
     pub(crate) fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<End> {
         loop {
+            if let Some(end) = self.stops_now() {
+                return Ok(end);
+            }
             let ready = self.wait(signals)?;
             if ready.signals
                 && let Some(info) = signals.read_signal()?
             {
                 let signal = Signal::try_from(info.ssi_signo as i32).unwrap_or(Signal::SIGTERM);
-                if signal != Signal::SIGHUP {
-                    let exit = self.parts.attached.config.on_exit;
-                    return Ok(End::Asked { exit, signal });
+                if signal == Signal::SIGHUP {
+                    self.service_manager.reloading();
+                    self.reopen_files()?;
+                    self.policies.apply(&mut self.parts, None, None)?;
+                } else {
+                    self.begin_to_stop(self.parts.attached.config.on_exit, signal);
+                    continue;
                 }
-                self.service_manager.reloading();
-                self.reopen_files()?;
-                self.policies.apply(&mut self.parts, None, None)?;
             }
             // Before the network: its TAP goes with it.
             if ready.vmm
@@ -149,11 +157,17 @@ impl Broker {
             if ready.filters {
                 self.parts.attached.follow_filters();
             }
+            if ready.host_nat {
+                self.parts.attached.follow_host_nat();
+            }
+            if self.parts.attached.look_at_host_nat() {
+                self.look_at_ports()?;
+            }
             if ready.control
                 && let Some(exit) = self.answer_control()?
             {
-                let signal = Signal::SIGTERM;
-                return Ok(End::Asked { exit, signal });
+                self.begin_to_stop(exit, Signal::SIGTERM);
+                continue;
             }
             self.policies.see_to_learning(&mut self.parts)?;
             self.vm_changes.see_to_clients(&mut self.parts)?;
@@ -178,12 +192,31 @@ impl Broker {
             if Instant::now() >= self.look_due {
                 self.look_due = Instant::now() + LOOK_EVERY;
                 self.serve_what_came()?;
+                self.parts.attached.look_at_translated();
                 self.look_at_ports()?;
                 self.look_at_resolvers()?;
                 self.parts.attached.look_at_guards();
                 self.parts.attached.look_at_places();
+                self.parts.attached.look_at_unnoticed_nat();
             }
         }
+    }
+
+    /// The loop is to end. Snapshots by which VMs sleep are taken back before, which needs the loop.
+    fn begin_to_stop(&mut self, exit: OnExit, signal: Signal) {
+        let by = match self.stopping {
+            None => Instant::now() + TAKEN_BACK_WITHIN,
+            // Who asks once more does not want to wait.
+            Some(_) => Instant::now(),
+        };
+        self.stopping = Some((exit, signal, by));
+        self.machine_orders.give_up_sleeps();
+    }
+
+    fn stops_now(&self) -> Option<End> {
+        let (exit, signal, by) = self.stopping?;
+        let waits = self.machine_orders.has_sleeps() && Instant::now() < by;
+        (!waits).then_some(End::Asked { exit, signal })
     }
 
     /// Waits until an event arrives or a check is due.
@@ -192,9 +225,11 @@ impl Broker {
         let due = due.into_iter().chain(self.parts.attached.watch.due());
         let due = due.chain(self.parts.engines.due());
         let due = due.chain(self.parts.attached.budgets_due());
+        let due = due.chain(self.parts.attached.host_nat.due());
         let due = due.chain(self.vm_changes.due());
         let due = due.chain(self.apis.iter().filter_map(Api::due));
         let due = due.chain(self.service_manager.due());
+        let due = due.chain(self.stopping.map(|(_, _, by)| by));
         let due = due.fold(self.look_due, Instant::min);
         let orders_wait = self.vm.as_ref().is_some_and(|vm| vm.orders.has_waiting());
         let waits = self.parts.control.has_waiting() || orders_wait;
@@ -211,6 +246,8 @@ impl Broker {
         ];
         let filters_at = fds.len();
         fds.extend(places.fd().map(input));
+        let host_nat_at = fds.len();
+        fds.extend(self.parts.attached.host_nat.fds().map(input));
         let engines_at = fds.len();
         let mut watched = Vec::new();
         for (worker, engine) in self.parts.engines.watched() {
@@ -252,7 +289,8 @@ impl Broker {
         Ok(Ready {
             signals: is(0),
             network: is(1),
-            filters: places.is_due() || (filters_at..engines_at).any(is),
+            filters: places.is_due() || (filters_at..host_nat_at).any(is),
+            host_nat: (host_nat_at..engines_at).any(is),
             engines: ready(0),
             channels: ready(1),
             vmm: orders_wait || (vmm_at..vmm_at + vmm_fds).any(is),
@@ -291,8 +329,8 @@ impl Broker {
                 )?,
                 FromEngine::Done { id } => self.vm_changes.done(&mut self.parts, worker, id),
                 FromEngine::Activity { idle, busy } => {
-                    self.parts.attached.note_activity(worker, &idle, true);
-                    self.parts.attached.note_activity(worker, &busy, false);
+                    self.parts.attached.note_activity(worker, idle, true);
+                    self.parts.attached.note_activity(worker, busy, false);
                 }
                 FromEngine::Sleep(changes) => {
                     self.parts.attached.note_sleep(worker, changes);
@@ -324,12 +362,15 @@ impl Broker {
     fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
         let mut asked = self.parts.control.serve();
         self.take_api_requests(&mut asked);
-        let puts = |asked: &PermittedRequest| {
-            use ClientRequest::{PutVm, ServeVm};
-            matches!(asked.request, PutVm { .. } | ServeVm { .. })
+        let needs_notices = |asked: &PermittedRequest| {
+            use ClientRequest::{Apply, PutPolicy, PutVm, RunVm, ServeVm};
+            matches!(
+                asked.request,
+                PutVm { .. } | ServeVm { .. } | RunVm { .. } | PutPolicy { .. } | Apply { .. }
+            )
         };
-        if asked.iter().any(puts) {
-            // The notice of a TAP that was made for the request may be on its way.
+        if asked.iter().any(needs_notices) {
+            // The notice of a TAP or a route that was made for the request may be on its way.
             self.follow_network()?;
         }
         let Self {
@@ -393,10 +434,28 @@ impl Broker {
                     };
                     parts.control.answer(client, &answer);
                 }
+                ClientRequest::GetVm { name } => match parts.attached.index_of(&name) {
+                    Some(at) => parts.answer_vm(client, at, VmChange::Unchanged),
+                    None => {
+                        let answer = parts.attached.unknown_vm();
+                        parts.control.answer(client, &answer);
+                    }
+                },
+                ClientRequest::AbsentTaps => {
+                    let taps = parts.attached.absent_taps().map(str::to_owned).collect();
+                    let answer = ClientAnswer::AbsentTaps { taps };
+                    parts.control.answer(client, &answer);
+                }
                 ClientRequest::GuestNetwork => {
                     let network = parts.attached.config.network.for_clients();
                     let answer = ClientAnswer::GuestNetwork { network };
                     parts.control.answer(client, &answer);
+                }
+                ClientRequest::HostNat => {
+                    let status = parts.attached.host_nat_status();
+                    parts
+                        .control
+                        .answer(client, &ClientAnswer::HostNat { status });
                 }
                 ClientRequest::ListPolicies => {
                     let policies = policies.named(&parts.attached);
@@ -415,6 +474,9 @@ impl Broker {
                 | ClientRequest::PutPolicy { .. }
                 | ClientRequest::RemovePolicy { .. }
                 | ClientRequest::RemoveVm { .. }
+                | ClientRequest::LeaveVm { .. }
+                | ClientRequest::KeepVm { .. }
+                | ClientRequest::RunVm { .. }
                     if !parts.attached.config.is_daemon =>
                 {
                     parts.refuse(
@@ -470,6 +532,13 @@ impl Broker {
                     policies.change_named(parts, change)?;
                 }
                 ClientRequest::RemoveVm { name } => vm_changes.remove(parts, client, &name)?,
+                ClientRequest::LeaveVm { name } => vm_changes.leave(parts, client, &name)?,
+                ClientRequest::KeepVm { name } => {
+                    vm_changes.keep(parts, policies, client, &name);
+                }
+                ClientRequest::RunVm { name, lifeline } => {
+                    vm_changes.run(parts, client, &name, lifeline)?;
+                }
                 ClientRequest::Vms => {
                     let served = parts.attached.unknown_vm();
                     parts.control.answer(client, &served);
@@ -672,6 +741,8 @@ struct Ready {
     network: bool,
     /// Others' tc filters changed.
     filters: bool,
+    /// Rules of nftables changed, or the host's connections are read.
+    host_nat: bool,
     vmm: bool,
     console: bool,
     control: bool,

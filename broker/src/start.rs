@@ -20,9 +20,9 @@ use crate::{
     handover::end_predecessor,
     host::{self, HostResolvers},
     kernel_state::{
-        Attached, Budgets, Catalogue, Domains, HeldForwards, HookPlaces, NeighbourLinks, Pacing,
-        ServedVms, VmUplinks, Worker, Writer, check_source, find_uplink, forwards_described,
-        tap_of, warn_of_rest,
+        Attached, Budgets, Catalogue, Domains, HeldForwards, HookPlaces, HostNatWatch,
+        NeighbourLinks, Pacing, ServedVms, VmUplinks, Worker, Writer, check_source, find_uplink,
+        forwards_described, tap_of, warn_of_rest,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -59,7 +59,9 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     let paths: Paths = crate::paths(&config.pin_dir)?;
     let serves = paths.pin_dir.exists();
     let at = (&*uplink.name, uplink.ifindex);
-    host::check_tuples(&config, at, watch.network(), serves)?;
+    let mut host_nat = HostNatWatch::open();
+    let met = host::check_tuples(&config, host_nat.facts(), at, watch.network(), serves)?;
+    host_nat.has_told(met);
     if config.wants_ipv6()
         && let Some(link) = watch.network().link_by_name(&uplink.name)
         && let Some(problem) = host::big_tcp_problem(link)
@@ -186,6 +188,8 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         daemon,
         told_network: None,
         next_hops,
+        noted_hops: None,
+        has_told_of_hops: false,
         former_taps,
         vms: ServedVms::default(),
         datapath,
@@ -209,6 +213,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         neighbour_links: NeighbourLinks::open(config.may_have_routed_prefixes()),
         hook,
         hook_places: HookPlaces::watch(),
+        host_nat,
         handed_over,
         guards_due: BTreeSet::new(),
         held_guard: None,
@@ -243,13 +248,14 @@ pub(crate) fn warn_of_sizes(asked: Sizes, theirs: Sizes) {
 
 fn begin(attached: &mut Attached) -> anyhow::Result<()> {
     attached.serve_ports()?;
+    // Whether a VM has IPv6 may depend on the routes that its policy names.
+    attached.follow_domains()?;
     attached.open_vms()?;
     attached.check_first_egress()?;
     attached.note_taps()?;
     attached.set_rates();
     attached.write_denied()?;
     attached.attach_uplink()?;
-    attached.follow_domains()?;
     attached.follow_vm_uplinks();
     attached.refresh_next_hops()?;
     let local = attached.network_view().local;
@@ -271,9 +277,12 @@ impl Made {
     ) -> anyhow::Result<Self> {
         datapath.remove_defunct()?;
         let rows: Vec<u32> = owners.iter().map(Owner::row).collect();
+        let noted = owners.iter();
+        let noted = noted.flat_map(|owner| owner.noted_next_hops(datapath.paths()));
+        let noted = noted.collect();
         Ok(Self {
             policies: begin(&rows)?,
-            next_hops: NextHops::new(rows)?,
+            next_hops: NextHops::new(rows)?.after(noted),
         })
     }
 }

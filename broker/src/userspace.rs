@@ -16,8 +16,9 @@
 //!
 //! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, changes the
 //! policy and sees to budgets ([`policy`]), tells the engine of changes of the host's network, and hands
-//! signals to the guest. It ends with the command and its status; with a signal; with the VM; or when the one guest of a socket has gone. If the engine
-//! ends, its flows end with it: a command has no network any more, a socket is closed, and a VM stopped.
+//! signals to the guest. It ends with the command and its status; with a signal; with the VM; or when the
+//! one guest of a socket has gone. If the engine ends, its flows end with it: they are recorded
+//! ([`orphans`]), a command has no network any more, a socket is closed, and a VM stopped.
 mod clients;
 mod command;
 mod described;
@@ -26,6 +27,8 @@ mod inside_sockets;
 mod link;
 mod machine;
 mod metrics;
+mod orphans;
+mod pid_file;
 mod place;
 mod policy;
 mod socket;
@@ -35,7 +38,7 @@ use std::{
     ffi::OsString,
     fs::File,
     net::TcpListener,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -65,6 +68,7 @@ use self::{
     command::Command,
     described::{ServedGuest, guest_ipv6, spec},
     forwards::Forwards,
+    pid_file::PidFile,
     place::Place,
     policy::PolicyChanges,
     socket::Socket,
@@ -103,19 +107,34 @@ pub struct ExecConfig {
     pub command: Vec<OsString>,
 }
 
-/// Configuration of `slipgate attach --socket` and `--vhost-user`.
+/// Configuration of `slipgate attach --socket`, `--vhost-user` and `--fd`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketConfig {
     /// The NAT, with its one VM.
     pub nat: Config,
-    /// The flag that gave the path.
-    pub flag: &'static str,
-    /// Protocol between the VMM and the engine.
-    pub protocol: GuestProtocol,
-    /// Where the socket is made.
-    pub path: PathBuf,
-    /// Whether all ends when the first guest has gone.
-    pub is_for_one: bool,
+    /// How the VMM is connected.
+    pub socket: GuestSocket,
+    /// File to write this process's id to when guests may connect; `None`: nowhere.
+    pub pid_file: Option<PathBuf>,
+}
+
+/// How a VMM is connected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GuestSocket {
+    /// It connects to a socket that is made.
+    At {
+        /// The flag that gave the path.
+        flag: &'static str,
+        /// Protocol between the VMM and the engine.
+        protocol: GuestProtocol,
+        /// Where the socket is made.
+        path: PathBuf,
+        /// Whether all ends when the first guest has gone.
+        is_for_one: bool,
+    },
+    /// By this descriptor of a connected stream socket, which this process has inherited: by
+    /// [`GuestProtocol::Frames`]. All ends with that connection.
+    Inherited(RawFd),
 }
 
 /// The engine's end of the guest's link.
@@ -145,7 +164,7 @@ trait Guest {
     fn begin(&mut self, socket: &Path) -> anyhow::Result<()>;
     /// Handles a signal to this process. Returns whether the files are to be opened again.
     fn signal(&mut self, signal: Signal) -> bool;
-    /// Handles the end of the engine. `how` it ended.
+    /// Handles the end of the engine. `how` it ended, and what became of its flows.
     fn lost_engine(&mut self, how: String);
     /// Has the guest's counters sent, if it has some: [`Guest::counters`] has them later. Returns whether
     /// it has.
@@ -185,17 +204,40 @@ pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
     command.ended()
 }
 
-/// Serves the VMM that connects to a socket, until a signal.
+/// Serves the VMM that connects to a socket, or is connected, until a signal.
 ///
 /// # Errors
-/// This host lacks what is needed, the socket can't be made, or the engine fails.
+/// This host lacks what is needed, the socket can't be made or used, or the engine fails.
 pub fn attach_socket(config: SocketConfig, log: &str) -> anyhow::Result<()> {
+    // Before anything else is opened.
+    let inherited = match config.socket {
+        GuestSocket::Inherited(fd) => Some(socket::inherit(fd)?),
+        GuestSocket::At { .. } => None,
+    };
     let prepared = Prepared::new(config.nat, &[])?;
     let name = prepared.vm()?.name.clone();
-    let mut socket = Socket::listen(config.flag, config.path, name)?;
-    let how = UserspaceStart::Socket {
-        protocol: config.protocol,
-        is_for_one: config.is_for_one,
+    let pid_file = config.pid_file.map(PidFile::open).transpose()?;
+    let (mut socket, how) = match (config.socket, inherited) {
+        (
+            GuestSocket::At {
+                flag,
+                protocol,
+                path,
+                is_for_one,
+            },
+            _,
+        ) => {
+            let how = UserspaceStart::Socket {
+                protocol,
+                is_for_one,
+            };
+            (Socket::listen(flag, path, name, pid_file)?, how)
+        }
+        (GuestSocket::Inherited(_), Some(connection)) => {
+            let socket = Socket::connected(connection, name, pid_file);
+            (socket, UserspaceStart::Connected)
+        }
+        (GuestSocket::Inherited(fd), None) => bail!("--fd {fd}: it was not inherited"),
     };
     let link = socket.link()?;
     prepared.serve(&mut socket, link.into(), how, log)?;
@@ -233,7 +275,7 @@ impl Prepared {
             nat.pcap.as_deref().map(open_pcap).transpose()?,
         ];
         let loaded = nat.load_policies()?;
-        described::check_egress(&loaded)?;
+        described::check_egress(&nat.flags, &loaded)?;
         let mut policies = loaded.compile()?;
         let watch = NetworkWatch::open()?;
         let uplink = find_uplink(&nat, watch.network())?;
@@ -289,9 +331,15 @@ impl Prepared {
         let place = Place::take(&self.nat, vm, (self.mtu, self.ipv6), self.policies.clone())?;
         let described = spec(&self.nat, vm, &place, (self.mtu, self.ipv6));
         let begun = place.listen().and_then(|control| {
+            let [flow_log, pcap] = &self.files;
             let start = Beginning {
-                prepared: &self,
-                link: &link,
+                nat: &self.nat,
+                users: &self.users,
+                files: [flow_log.as_ref(), pcap.as_ref()],
+                forwards: Some(&self.forwards),
+                view: &self.view,
+                link: link.link.as_fd(),
+                namespace: link.namespace.as_ref().map(AsFd::as_fd),
                 how,
                 vm: described.clone(),
                 log,
@@ -321,11 +369,14 @@ impl Prepared {
             view: self.view,
             users: self.users,
             nat: self.nat,
+            log: log.to_owned(),
             metrics: None,
             policy: PolicyChanges::default(),
         };
         served.await_budgets();
-        let ended = served.await_engine().and_then(|()| {
+        let ready = served.await_engine();
+        let has_served = ready.is_ok();
+        let ended = ready.and_then(|()| {
             drop(link);
             served.metrics = self
                 .metrics
@@ -334,15 +385,23 @@ impl Prepared {
             served.serve(&self.signals, guest)
         });
         guest.finish(&place::pin_dir(&served.nat));
-        served.stop();
+        served.stop(has_served);
         ended
     }
 }
 
 /// Values that an engine starts with.
 struct Beginning<'b> {
-    prepared: &'b Prepared,
-    link: &'b GuestEnd,
+    nat: &'b Config,
+    users: &'b Users,
+    /// The flow log and the pcap file.
+    files: [Option<&'b File>; 2],
+    /// `None`: it is passed none.
+    forwards: Option<&'b Forwards>,
+    view: &'b NetworkView,
+    link: BorrowedFd<'b>,
+    /// To the process that makes sockets in the guest's network namespace.
+    namespace: Option<BorrowedFd<'b>>,
     how: UserspaceStart,
     vm: VmSpec,
     log: &'b str,
@@ -351,21 +410,21 @@ struct Beginning<'b> {
 impl Beginning<'_> {
     /// Starts the engine. Does not wait until it serves.
     fn engine(self, place: &Place) -> anyhow::Result<ChildProcess> {
-        let process = ChildProcess::start(Role::Engine, &self.prepared.users)?;
-        let Prepared {
+        let process = ChildProcess::start(Role::Engine, self.users)?;
+        let Self {
             nat,
             files: [flow_log, pcap],
             view,
             ..
-        } = self.prepared;
+        } = self;
         let compiled = memory_file(&place.policies.set().to_bytes())?;
         let start = Start {
             maps: place.memory.maps.fds(),
-            port: self.link.link.as_fd(),
-            namespace: self.link.namespace.as_ref().map(AsFd::as_fd),
+            port: self.link,
+            namespace: self.namespace,
             userspace: Some(self.how),
-            flow_log: flow_log.as_ref().map(AsFd::as_fd),
-            pcap: pcap.as_ref().map(AsFd::as_fd),
+            flow_log: flow_log.map(AsFd::as_fd),
+            pcap: pcap.map(AsFd::as_fd),
             locks: place.owner.lock_fds().collect(),
             owner_row: place.owner.row(),
             epoch: place.owner.epoch(),
@@ -384,7 +443,9 @@ impl Beginning<'_> {
         };
         let channel = process.channel();
         channel.send(ToEngine::Start(Box::new(start)))?;
-        self.prepared.forwards.pass_on(nat, place, channel)?;
+        if let Some(forwards) = self.forwards {
+            forwards.pass_on(nat, place, channel)?;
+        }
         channel.send(ToEngine::<BorrowedFd<'_>>::Begin)?;
         Ok(process)
     }
@@ -405,6 +466,8 @@ struct Served {
     view: NetworkView,
     users: Users,
     nat: Config,
+    /// Level of messages on stderr.
+    log: String,
     /// The metrics process, with `--metrics`.
     metrics: Option<Metrics>,
     policy: PolicyChanges,
@@ -473,7 +536,8 @@ impl Served {
             self.see_to_budgets()?;
             self.see_to_metrics()?;
             if let Some(how) = self.hear_engine()? {
-                guest.lost_engine(how);
+                let flows = self.record_orphans();
+                guest.lost_engine(format!("{how}, and {flows}"));
             }
         }
         Ok(())
@@ -567,24 +631,31 @@ impl Served {
         self.follow_ipv6()
     }
 
-    /// Stops the engine in order, so that its flows are recorded, and leaves the maps.
-    fn stop(mut self) {
-        if let Some(engine) = self.engine.take()
-            && let Err(e) = stop_engine(&engine, &mut self.outgoing)
+    /// Stops the engine in order, so that its flows are recorded, and leaves the maps. `has_served`: whether
+    /// there may be flows.
+    fn stop(mut self, has_served: bool) {
+        if let Some(mut engine) = self.engine.take()
+            && let Err(e) = stop_engine(&mut engine, &mut self.outgoing)
         {
-            tracing::warn!("{e:#}");
+            // It may still write otherwise.
+            drop(engine);
+            match has_served {
+                true => tracing::warn!("{e:#}, and {}", self.record_orphans()),
+                false => tracing::warn!("{e:#}"),
+            }
         }
         drop((self.clients, self.metrics));
         self.place.leave();
     }
 }
 
-fn stop_engine(engine: &ChildProcess, outgoing: &mut Outgoing) -> anyhow::Result<()> {
+fn stop_engine(engine: &mut ChildProcess, outgoing: &mut Outgoing) -> anyhow::Result<()> {
     outgoing.send(engine.channel(), ToEngine::Shutdown(OnExit::Detach))?;
     loop {
         match engine.next(STOPS_WITHIN)? {
-            Some(FromEngine::Stopped) | None => return Ok(()),
+            Some(FromEngine::Stopped) => return Ok(()),
             Some(_) => {}
+            None => return Err(engine.ended_before("it had stopped in order")),
         }
     }
 }

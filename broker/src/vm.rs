@@ -11,14 +11,15 @@ mod vmm_process;
 mod vsock_connector;
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags};
-use slipgate_control::{Users, guest_tap::GuestTap};
+use slipgate_control::{Users, device::Device, guest_tap::GuestTap};
 use slipgate_ipc::{
     channel::Received,
     vmm::{FromVmm, VmmEnd, VmmTimes},
@@ -31,7 +32,8 @@ use self::{
 };
 pub(crate) use self::{
     console::Typed,
-    report::{How, Report, ReportFile, Stages, micros, printable},
+    report::{How, Inherits, Report, ReportFile, Stages, micros, printable},
+    resets::end_generation,
     vmm_process::VmmProcess,
 };
 pub use self::{
@@ -47,6 +49,9 @@ use crate::{
 /// MTU of a TAP for which none is configured, L3 bytes.
 const TAP_MTU: u16 = 1_500;
 
+/// Time within which the VMM that had a VM's TAP before has to have closed it.
+const TAP_FREE_WITHIN: Duration = Duration::from_secs(5);
+
 /// The VM that this broker runs.
 #[derive(Debug)]
 pub(crate) struct Vm {
@@ -55,6 +60,8 @@ pub(crate) struct Vm {
     pub(crate) orders: Orders,
     pub(crate) stages: Stages,
     pub(crate) resets: Resets,
+    /// Whether its TAP stays when it ends.
+    pub(crate) leaves_tap: bool,
     /// When its process was started.
     started: Instant,
     /// The socket for the guest's vsock; its file goes with it.
@@ -165,18 +172,38 @@ impl BegunVmm {
     }
 }
 
+/// Gives a TAP that was made the MTU that is to be its: of `--mtu`, or that which the guest of a snapshot
+/// knows. Returns the MTU that the card tells the guest, L3 bytes: of a TAP that was there its own, as
+/// nobody changes it but `--mtu`.
+fn settle_mtu(config: &RunConfig, tap: &GuestTap) -> anyhow::Result<u16> {
+    if let Some(given) = config.nat.network.mtu {
+        return Ok(of_card(given));
+    }
+    let device = Device::named(&tap.name)?;
+    if let (false, Some(saved)) = (tap.is_persistent, config.machine.mtu) {
+        device.set_mtu(saved)?;
+    }
+    Ok(of_card(device.mtu()?))
+}
+
+/// An MTU as a card has it.
+fn of_card(mtu: u32) -> u16 {
+    u16::try_from(mtu).unwrap_or(u16::MAX)
+}
+
 impl Vm {
     /// Opens what the VMM is handed, the TAP last; takes in its name; has the machine made, which
     /// [`Vm::await_made`] waits for. `link`: the network card's in the TAP's place, and the file for the
-    /// guest's memory if the engine serves the card's rings. `begun`: the VMM, or why there is none.
+    /// guest's memory if the engine serves the card's rings. `taken`: names that no new TAP may have.
+    /// `begun`: the VMM, or why there is none.
     pub(crate) fn prepare(
         config: &mut RunConfig,
         images: Images,
+        taken: &BTreeSet<String>,
         link: Option<(OwnedFd, Option<OwnedFd>)>,
         log: &str,
         begun: anyhow::Result<BegunVmm>,
     ) -> anyhow::Result<Self> {
-        let machine = &config.machine;
         let Images {
             snapshot,
             kernel,
@@ -194,15 +221,25 @@ impl Vm {
             started_us,
             mut vmm,
         } = begun?;
-        let (console, input) = Console::open(machine.kernel.is_some())?;
+        let (console, input) = Console::open(config.machine.kernel.is_some())?;
         let output = vmm_process::stdout()?;
-        let (taps, shared) = match link {
-            Some((link, shared)) => (vec![link], shared),
+        let (taps, leaves_tap, shared, mtu) = match link {
+            Some((link, shared)) => {
+                let mtu = config.nat.network.mtu.map_or(TAP_MTU, of_card);
+                (vec![link], false, shared, mtu)
+            }
             None => {
-                let tap = GuestTap::make(&machine.tap, machine.queues);
-                let tap = tap.context("making the guest's TAP")?;
+                let (name, queues) = (&config.machine.tap, config.machine.queues);
+                let tap = match config.is_kept {
+                    true => GuestTap::open_or_make(name, queues, TAP_FREE_WITHIN)
+                        .context("opening the VM's TAP"),
+                    false => {
+                        GuestTap::make_beside(name, queues, taken).context("making the guest's TAP")
+                    }
+                }?;
                 config.set_tap(&tap.name);
-                (tap.queues, None)
+                let mtu = settle_mtu(config, &tap)?;
+                (tap.queues, tap.is_persistent, None, mtu)
             }
         };
         let listener = vsock.as_ref().map(ListeningSocket::copy).transpose();
@@ -223,7 +260,6 @@ impl Vm {
             taps,
             shared,
         };
-        let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let bounds = (&config.bounds, cgroup.as_ref());
         vmm.make(&config.machine, bounds, handed, mtu, log, &users)?;
         let stages = Stages {
@@ -237,6 +273,7 @@ impl Vm {
             orders: Orders::listen(&config.nat.vms[0].name, &config.machine)?,
             stages,
             resets: Resets::new(config.bounds.may_restart),
+            leaves_tap,
             started,
             _vsock: vsock,
             cgroup,

@@ -19,6 +19,7 @@
 //! So when the new one is ready, everything that waited for an older one's answer is done. What was
 //! sent to the new one while it was starting, it answers itself.
 mod definition;
+mod kept;
 mod tied_machine;
 mod ties;
 
@@ -177,7 +178,10 @@ impl VmChanges {
         let by = &attached.uplink.name;
         let served = attached.index_of(&vm.name);
         let is_tied = served.is_some_and(|at| attached.vms[at].config.tied);
-        let has_other = served.is_some() && (!is_tied || self.ties.has(&vm.name));
+        // One that was kept meanwhile is still this client's.
+        let is_its =
+            is_tied || returns && served.is_some_and(|at| attached.vms[at].config.tap == vm.tap);
+        let has_other = served.is_some() && (!is_its || self.ties.has(&vm.name));
         let uplink = uplink.filter(|uplink| uplink != by);
         let exists = |name: &String| attached.watch.network().link_by_name(name).is_some();
         let refused = if let Some(absent) = uplink.as_ref().filter(|name| !exists(name)) {
@@ -285,6 +289,8 @@ impl VmChanges {
             Ok(Put::Unchanged(at)) => parts.answer_vm(client, at, VmChange::Unchanged),
             Ok(Put::Changed(at, forwards)) => {
                 let vm = parts.attached.vms[at].open.id;
+                // It may have another uplink.
+                parts.attached.follow_ipv6_of(at);
                 let client = Some(client);
                 let id = send_vm(parts, at, forwards)?;
                 let worker = parts.attached.vms[at].worker;

@@ -1,6 +1,7 @@
 //! The command line as clap parses it. [`crate::config`] checks the meaning and the limits.
 mod daemon;
 mod exec;
+mod passt;
 mod policy;
 mod run;
 
@@ -15,6 +16,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 pub(crate) use self::{
     daemon::{EventsArgs, ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
     exec::{ExecArgs, InsideArgs},
+    passt::PasstArgs,
     policy::{
         CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs, RemovePolicyArgs,
     },
@@ -142,6 +144,7 @@ pub(crate) enum ControlCommand {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = AS_PASST)]
 pub(crate) struct AttachArgs {
     /// A VM: name=NAME,tap=IF[,mac=M][,ip=A][,max-flows=N][,policy=NAME]; may be given several times
     #[arg(long, value_name = "SPEC")]
@@ -165,13 +168,32 @@ pub(crate) struct AttachArgs {
     /// network card
     #[arg(long, value_name = "PATH", group = "link", conflicts_with_all = ["vm", "tap", "own"])]
     pub(crate) vhost_user: Option<PathBuf>,
-    /// The name of the guest of --socket or --vhost-user in flows, stats and rules [default: the
-    /// socket's file name, without its ending]
+    /// Likewise, by a connected stream socket that this process inherits as descriptor N: passt's
+    /// protocol, until that connection ends
+    #[arg(long, value_name = "N", group = "link", conflicts_with_all = ["vm", "tap", "own"])]
+    pub(crate) fd: Option<i32>,
+    /// The name of the guest of --socket, --vhost-user or --fd in flows, stats and rules [default: the
+    /// socket's file name, without its ending; with --fd guest-PID]
     #[arg(long, value_name = "NAME", requires = "link", conflicts_with_all = ["vm", "tap"])]
     pub(crate) name: Option<String>,
     /// End when the first guest of --socket or --vhost-user has gone
     #[arg(long, requires = "link", conflicts_with_all = ["vm", "tap"])]
     pub(crate) one_off: bool,
+    /// With --socket, --vhost-user or --fd: write the process id to this file once the guest may
+    /// connect, and remove it at the end
+    #[arg(long, value_name = "FILE", requires = "link", conflicts_with_all = ["vm", "tap"])]
+    pub(crate) pid_file: Option<PathBuf>,
+}
+
+const AS_PASST: &str = "\
+Programs that start passt (libvirt, muvm): `slipgate passt`, or slipgate under that name, takes the \
+options that they give, and flags of this command by SLIPGATE_PASST_FLAGS";
+
+impl AttachArgs {
+    /// Whether it is about a guest by a socket, in user mode.
+    pub(crate) fn has_link(&self) -> bool {
+        self.socket.is_some() || self.vhost_user.is_some() || self.fd.is_some()
+    }
 }
 
 /// The flags that say how guests reach the world.
@@ -184,6 +206,9 @@ pub(crate) struct NatArgs {
     /// Device that leads to the world [default: the default route's]
     #[arg(long, value_name = "IF")]
     pub(crate) uplink: Option<String>,
+    /// Routes of VMs whose policy names none [default: uplink]
+    #[arg(long, value_name = "WHOSE", value_enum)]
+    pub(crate) egress_routes: Option<EgressRoutes>,
     /// The guests' address, unless a --vm says ip=
     #[arg(long, value_name = "A", default_value = "10.0.2.15")]
     pub(crate) guest_ip: String,
@@ -193,9 +218,10 @@ pub(crate) struct NatArgs {
     /// Prefix length of the guests' network
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub(crate) prefix: u8,
-    /// Whether guests have IPv6: translated to the uplink's address (nat; auto: once the uplink has an
-    /// address and a route), or with their own addresses (routed:PREFIX, a prefix that the network
-    /// routes to this host, of which each VM gets a /64, or an address if it is longer than 64 bits)
+    /// Whether guests have IPv6: translated to the uplink's address (nat; auto: once the uplink, or a
+    /// device of the routes that the VM's policy names, has an address and a route), or with their own
+    /// addresses (routed:PREFIX, a prefix that the network routes to this host, of which each VM gets a
+    /// /64, or an address if it is longer than 64 bits)
     #[arg(long, value_name = "off|nat|auto|routed:P", default_value = "off")]
     pub(crate) ipv6: Ipv6,
     /// Prefix of the guests' IPv6 addresses, a /64 [default: fd73:6c69:7067::/64]
@@ -373,6 +399,15 @@ pub(crate) enum DefaultRule {
     Deny,
 }
 
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum EgressRoutes {
+    /// Those of the table main by the uplink
+    Uplink,
+    /// Those that the host's own packets would take, by whatever device: its rules (ip rule) and all
+    /// their tables
+    Host,
+}
+
 /// Whether guests have IPv6.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ipv6 {
@@ -380,7 +415,7 @@ pub(crate) enum Ipv6 {
     Off,
     /// IPv6 translated to the uplink's address
     Nat,
-    /// As nat, once the uplink has an IPv6 address and route
+    /// As nat, once the uplink or the policy's routes lead to IPv6
     Auto,
     /// Not translated; with the prefix that the network routes to this host, if it was given
     Routed(Option<String>),
@@ -643,6 +678,13 @@ pub(crate) struct SnapshotArgs {
     /// restored
     #[arg(long, value_name = "BASE")]
     pub(crate) diff: Option<PathBuf>,
+    /// Have the VM sleep, and end its machine when the snapshot is whole: `slipgate serve` keeps the VM,
+    /// and holds what comes for it until `slipgate run --restore DIR --as NAME`
+    #[arg(long)]
+    pub(crate) sleep: bool,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
 }
 
 #[derive(Args, Debug)]
@@ -679,9 +721,20 @@ pub(crate) struct CaptureArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Device that leads to the world [default: the default route's]
+    /// Device that leads to the world [default: the default route's, and of the host's NAT those of the
+    /// slipgate that serves here]
     #[arg(long, value_name = "IF")]
     pub(crate) uplink: Option<String>,
+    /// Ports for translated flows that a start will be given
+    /// [default: those of the slipgate that serves here, or 61000-65535]
+    #[arg(long, value_name = "A-B")]
+    pub(crate) nat_ports: Option<String>,
+    /// Ports for endpoint-independent mapping that a start will be given [default: likewise, or none]
+    #[arg(long, value_name = "A-B")]
+    pub(crate) eim_ports: Option<String>,
+    /// Source address that a start will be given [default: the route's]
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) nat_address: Option<String>,
     /// As an array of JSON objects
     #[arg(long)]
     pub(crate) json: bool,

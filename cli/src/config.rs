@@ -21,7 +21,7 @@ use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
 
 pub(crate) use self::{
-    file::matches,
+    file::{matches, matches_from},
     machine::run,
     policy_flags::rule_flags,
     userspace::{attach_socket, exec, inside},
@@ -258,7 +258,7 @@ fn event(typed: &args::FlowLogEvent) -> FlowLogEvent {
     }
 }
 
-fn ports(flag: &'static str, given: &str) -> Result<RangeInclusive<u16>, ConfigError> {
+pub(crate) fn ports(flag: &'static str, given: &str) -> Result<RangeInclusive<u16>, ConfigError> {
     let range = parse_range(given).filter(|r| r.len() > 1);
     range.ok_or_else(|| {
         ConfigError::new(

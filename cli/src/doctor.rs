@@ -1,5 +1,6 @@
 //! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
 //! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
+mod host_nat;
 #[cfg(target_arch = "x86_64")]
 mod jail;
 mod places;
@@ -17,8 +18,8 @@ use slipgate_broker::host::{self, hybrid, offers_tso};
 use slipgate_control::{
     Network, NetworkWatch, ReadOnlyMaps, Sizes, host::HostFacts, object, probe,
 };
-use userspace_nat::nat_ports::DEFAULT_RANGE;
 
+use self::host_nat::Planned;
 #[cfg(target_arch = "x86_64")]
 use crate::role::vmm;
 use crate::{args::DoctorArgs, brokers, show};
@@ -63,7 +64,11 @@ impl Finding {
 
 /// Runs `slipgate doctor`. 0: everything needed is there.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let mut findings = examine(args.uplink.as_deref());
+    let planned = Planned::parse(args)?;
+    let statuses = host_nat::ask_brokers(&args.pin_dir);
+    let mut findings = examine(args.uplink.as_deref(), |facts, network, uplink| {
+        host_nat::found(&planned, &statuses, facts, (network, uplink))
+    });
     findings.push(attached(&args.pin_dir));
     findings.extend(room_found(&args.pin_dir));
     findings.extend(places::found(&args.pin_dir));
@@ -80,7 +85,11 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn examine(uplink: Option<&str>) -> Vec<Finding> {
+/// `host_nat`: reports on the host's own NAT.
+fn examine(
+    uplink: Option<&str>,
+    host_nat: impl FnOnce(&HostFacts, &Network, Option<&str>) -> Vec<Finding>,
+) -> Vec<Finding> {
     let mut findings = vec![capabilities()];
     let privileged = findings[0].state == State::Ok;
     findings.extend(probe::checks().into_iter().map(|check| {
@@ -110,7 +119,9 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     findings.extend(vmm_found());
     findings.extend(user_mode::found());
     let facts = HostFacts::read();
-    findings.extend(network_found(uplink, &facts));
+    findings.extend(network_found(uplink, |network| {
+        host_nat(&facts, network, uplink)
+    }));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
     findings.extend(host_found(&facts));
@@ -248,7 +259,10 @@ fn room(sizes: Sizes, vms: usize, held: usize, flows: usize) -> Finding {
     finding.with(State::Note, remedy)
 }
 
-fn network_found(given: Option<&str>, facts: &HostFacts) -> Vec<Finding> {
+fn network_found(
+    given: Option<&str>,
+    host_nat: impl FnOnce(&Network) -> Vec<Finding>,
+) -> Vec<Finding> {
     let what = "uplink";
     let watch = match NetworkWatch::open() {
         Ok(watch) => watch,
@@ -262,7 +276,7 @@ fn network_found(given: Option<&str>, facts: &HostFacts) -> Vec<Finding> {
     let network = watch.network();
     let mut findings = uplink_found(network, given);
     findings.extend(taps_found(network));
-    findings.extend(tuples_found(facts, network, given));
+    findings.extend(host_nat(network));
     findings
 }
 
@@ -350,45 +364,6 @@ fn host_found(facts: &HostFacts) -> Vec<Finding> {
         )
     }));
     findings
-}
-
-/// Reports on what of the host's own may have the tuples of guests' flows, with the default ports.
-fn tuples_found(facts: &HostFacts, network: &Network, uplink: Option<&str>) -> Vec<Finding> {
-    let what = "host's NAT";
-    let link = match uplink {
-        Some(name) => network.link_by_name(name),
-        None => network.default_uplink(),
-    };
-    let Some(link) = link else {
-        return Vec::new();
-    };
-    let at = (&*link.name, link.ifindex);
-    let met = facts.meets(&host::guests_tuples(
-        at,
-        network,
-        None,
-        &DEFAULT_RANGE,
-        true,
-    ));
-    let findings: Vec<_> = met
-        .into_iter()
-        .map(|met| {
-            let remedy = "a start is refused until then, unless --host-nat share accepts it";
-            Finding::ok(what, met).with(State::Note, remedy)
-        })
-        .collect();
-    let (first, last) = (DEFAULT_RANGE.start(), DEFAULT_RANGE.end());
-    match (findings.is_empty(), &facts.source_nat) {
-        (false, _) => findings,
-        (true, Some(_)) => vec![Finding::ok(
-            what,
-            format!(
-                "keeps clear of the default --nat-ports {first}-{last} at {}",
-                link.name
-            ),
-        )],
-        (true, None) => vec![Finding::ok(what, "unknown: seeing it needs CAP_NET_ADMIN")],
-    }
 }
 
 fn report(findings: &[Finding]) -> String {

@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use slipgate_broker::{MachineRecord, check_machines_dir, machines_dir};
 use slipgate_control::paths::netns_inode;
 use slipgate_ipc::client::{
-    ClientAnswer, ClientError, ClientRequest, MachineOrder, MachineStatus, ask,
+    ClientAnswer, ClientError, ClientRequest, Interrupt, MachineOrder, MachineStatus, ask,
 };
 
 use crate::brokers::ANOTHER_ANSWER;
@@ -188,6 +188,11 @@ pub(crate) fn existing(wanted: &str) -> anyhow::Result<Found> {
 }
 
 impl Found {
+    /// Its socket, and what it is.
+    pub(crate) fn at_its_socket(&self) -> (&Path, &MachineStatus) {
+        (&self.socket, &self.status)
+    }
+
     /// Whether it is in this network namespace.
     pub(crate) fn is_here(&self) -> bool {
         netns_inode().is_ok_and(|here| here == self.status.netns)
@@ -207,6 +212,22 @@ impl Found {
         }
     }
 
+    /// As [`Found::order`], until `interrupt` is used.
+    ///
+    /// # Errors
+    /// As [`Found::order`], also where it is interrupted.
+    pub(crate) fn order_until(
+        &self,
+        interrupt: &Interrupt,
+        order: MachineOrder<BorrowedFd<'_>>,
+    ) -> anyhow::Result<ClientAnswer> {
+        let asked = interrupt.ask(&self.socket, ClientRequest::Machine { order });
+        match self.answered(asked)? {
+            Some(answer) => Ok(answer),
+            None => bail!("{} has ended meanwhile", self.status.name),
+        }
+    }
+
     /// Ends the machine. Its process may be gone before it has answered.
     ///
     /// # Errors
@@ -220,8 +241,15 @@ impl Found {
 
     /// Returns the answer; `None` if the machine has ended without one.
     fn ask(&self, order: MachineOrder<BorrowedFd<'_>>) -> anyhow::Result<Option<ClientAnswer>> {
+        self.answered(ask(&self.socket, ClientRequest::Machine { order }))
+    }
+
+    fn answered(
+        &self,
+        answer: Result<ClientAnswer, ClientError>,
+    ) -> anyhow::Result<Option<ClientAnswer>> {
         let name = &self.status.name;
-        match ask(&self.socket, ClientRequest::Machine { order }) {
+        match answer {
             Ok(ClientAnswer::Error { error, .. }) => bail!("{name}: {error}"),
             Ok(answer) => Ok(Some(answer)),
             Err(ClientError::NoAnswer { .. }) => Ok(None),

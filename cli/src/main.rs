@@ -11,6 +11,7 @@ mod events;
 mod log;
 mod machines;
 mod manual;
+mod passt;
 mod policy;
 mod role;
 mod sandbox;
@@ -18,12 +19,12 @@ mod show;
 mod top;
 mod vm;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, bail};
 use clap::{ArgMatches, FromArgMatches as _};
-use slipgate_broker::host::hybrid;
-use slipgate_policy::document::RuleFlag;
+use slipgate_broker::{Daemon, config::RunConfig, host::hybrid};
+use slipgate_policy::document::{ConfigError, RuleFlag};
 
 use crate::{
     args::{Command, CommandLine, Mode, RunArgs},
@@ -38,11 +39,18 @@ fn main() -> ExitCode {
     if cni::is_asked() {
         return cni::run();
     }
-    let matches = match config::matches() {
+    let asked = passt::arguments().map(|arguments| passt::run(&arguments));
+    let matches = match asked.transpose() {
+        Ok(None) => config::matches().map_err(Into::into),
+        Ok(Some(passt::Asked::GoOn(flags))) => Ok(config::matches_from(&flags)),
+        Ok(Some(passt::Asked::Done(code))) => return code,
+        Err(e) => Err(e),
+    };
+    let matches = match matches {
         Ok(matches) => matches,
         Err(e) => {
-            log::say(format_args!("{e}"));
-            return ExitCode::from(slipgate_broker::EXIT_USAGE);
+            log::say(format_args!("{e:#}"));
+            return ExitCode::from(slipgate_broker::exit_status(&e));
         }
     };
     let command_line = match CommandLine::from_arg_matches(&matches) {
@@ -61,7 +69,7 @@ fn main() -> ExitCode {
 fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match &command_line.command {
-        Command::Attach(args) if args.socket.is_some() || args.vhost_user.is_some() => {
+        Command::Attach(args) if args.has_link() => {
             let config = config::attach_socket(args, rules_of("attach", matches))?;
             log::to_stderr(&args.nat.log)?;
             slipgate_broker::attach_socket(config, &args.nat.log).map(done)
@@ -120,8 +128,14 @@ fn run_vm(args: &RunArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     if args.nat.mode != Mode::Userspace {
         let daemon = match (args.own, matches.subcommand_matches("run")) {
             (false, Some(given)) => match brokers::daemon(&args.nat.pin_dir)? {
+                Some(socket) if args.as_vm.is_some() => {
+                    Some(kept_vm(args, given, &mut config, socket)?)
+                }
                 Some(socket) => Some(config::joined::run(args, given, &config, socket)?),
-                None => None,
+                None => match &args.as_vm {
+                    Some(name) => return Err(no_daemon_for(name).into()),
+                    None => None,
+                },
             },
             _ => None,
         };
@@ -138,6 +152,35 @@ fn run_vm(args: &RunArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         tracing::warn!("{why}: going on in user mode, in which each packet passes the engine");
     }
     slipgate_broker::run_userspace_vm(config, &args.nat.log, figures)
+}
+
+/// The VM of `run --as`, as the daemon behind `socket` has it.
+fn kept_vm(
+    args: &RunArgs,
+    given: &ArgMatches,
+    config: &mut RunConfig,
+    socket: PathBuf,
+) -> anyhow::Result<Daemon> {
+    let name = config.nat.vms[0].name.clone();
+    // One that does not answer is found by its TAP.
+    if let Ok(Some(machine)) = machines::find(&name)
+        && machine.is_here()
+        && machine.status.name == name
+    {
+        let pid = machine.status.pid;
+        let problem = format!("its machine runs, with the process id {pid}");
+        let remedy = "end it first (`slipgate kill`, or `slipgate snapshot --sleep`)";
+        return Err(ConfigError::new("--as", &name, problem, remedy).into());
+    }
+    let (served, _) = vm::vms(&args.nat.pin_dir)?;
+    let served = served.into_iter().map(|vm| vm.definition).collect();
+    Ok(config::joined::run_as(args, given, config, socket, served)?)
+}
+
+fn no_daemon_for(name: &str) -> ConfigError {
+    let problem = "no daemon serves this network namespace";
+    let remedy = "start `slipgate serve`, which keeps VMs, or leave it out";
+    ConfigError::new("--as", name, problem, remedy)
 }
 
 fn rules_of(command: &str, matches: &ArgMatches) -> Vec<RuleFlag> {

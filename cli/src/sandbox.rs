@@ -37,8 +37,9 @@ pub(crate) fn engine_files() -> io::Result<u64> {
 
 /// Confines the engine for good. `broker`: the parent, whose death ends this process. `user`: the
 /// user that the process becomes. `is_userspace`: whether its sockets carry the guest's flows.
-/// `start_threads` starts the engine's threads: without privileges,
-/// and under the same filters as soon as this function returns. None can be started later.
+/// `start_threads` starts the engine's threads, and opens what the filters keep from being opened:
+/// without privileges, and under the same filters as soon as this function returns. None can be
+/// started later.
 pub(crate) fn enter<T>(
     broker: Pid,
     user: u32,

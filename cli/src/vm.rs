@@ -22,11 +22,16 @@ pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
         VmCommand::Add(args) => add(args),
         VmCommand::Set(args) => set(args),
         VmCommand::Rm(args) => remove(args),
+        VmCommand::Keep(args) => keep(args),
         VmCommand::Ls(args) => list(args),
     }
 }
 
-fn vms(pin_dir: &Path) -> anyhow::Result<(Vec<VmStatus>, Room)> {
+/// The VMs of the daemon, and how many more there can be.
+///
+/// # Errors
+/// There is no daemon, or it does not answer.
+pub(crate) fn vms(pin_dir: &Path) -> anyhow::Result<(Vec<VmStatus>, Room)> {
     match ask_daemon(pin_dir, ClientRequest::ListVms)? {
         ClientAnswer::VmList { vms, room, .. } => Ok((vms, room)),
         _ => bail!(ANOTHER_ANSWER),
@@ -151,6 +156,21 @@ fn remove(args: &VmRemoveArgs) -> anyhow::Result<()> {
         let request = ClientRequest::RemoveVm { name: name.clone() };
         match ask_daemon(&args.pin_dir, request)? {
             ClientAnswer::Done => println!("{name} removed"),
+            ClientAnswer::UnknownVm { served } => return Err(no_such_vm(name, served)),
+            _ => bail!(ANOTHER_ANSWER),
+        }
+    }
+    Ok(())
+}
+
+fn keep(args: &VmRemoveArgs) -> anyhow::Result<()> {
+    for name in &args.names {
+        let request = ClientRequest::KeepVm { name: name.clone() };
+        match ask_daemon(&args.pin_dir, request)? {
+            ClientAnswer::Vm { change, .. } => match change {
+                VmChange::Unchanged => println!("{name} is kept already"),
+                _ => println!("{name} is kept"),
+            },
             ClientAnswer::UnknownVm { served } => return Err(no_such_vm(name, served)),
             _ => bail!(ANOTHER_ANSWER),
         }

@@ -10,17 +10,12 @@ use std::sync::{
 
 use slipgate_vmm::{
     GuestMemory,
-    virtio::{
-        EnabledQueue,
-        balloon::{BalloonCounters, PAGE_BYTES, stepped::serve},
-    },
+    virtio::balloon::{BalloonCounters, PAGE_BYTES, stepped::serve},
 };
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{
-    driver::{Interrupts, descriptor},
+    driver::{Interrupts, descriptor, queue},
     tape::Tape,
 };
 
@@ -76,18 +71,8 @@ pub fn balloon(input: &[u8]) {
     write(&memory, LISTS, tape.take(LIST_BYTES));
     let queues: Vec<_> = (0..QUEUES)
         .map(|index| {
-            let at = ring(index) as u32;
-            let mut queue = Queue::new(SIZE).expect("a queue");
-            queue.set_desc_table_address(Some(at), Some(0));
-            queue.set_avail_ring_address(Some(at + 0x1000), Some(0));
-            queue.set_used_ring_address(Some(at + 0x2000), Some(0));
-            queue.set_ready(true);
-            EnabledQueue {
-                index,
-                queue,
-                kick: EventFd::new(EFD_NONBLOCK).expect("an eventfd"),
-                taken: Vec::new(),
-            }
+            let at = ring(index);
+            queue(index, SIZE, [at, at + 0x1000, at + 0x2000])
         })
         .collect();
     let (counters, signals) = (BalloonCounters::default(), Interrupts(AtomicU64::new(0)));

@@ -2,7 +2,7 @@
 //! disk does is compared with a model that is made of arrays.
 //!
 //! Input: `features (8) | knobs (1) | steps …`. Knobs: bits 0 and 1, the cache mode; bit 2, the disk
-//! is read-only; bit 3, it has two queues. Steps: see [`what`]. Two memory regions are adjacent, with
+//! is read-only; bit 3, it has two queues; bits 4 and 5, what the file asks transfers to be aligned to. Steps: see [`what`]. Two memory regions are adjacent, with
 //! no memory after them.
 mod model;
 
@@ -22,17 +22,18 @@ use nix::{
 use slipgate_vmm::{
     GuestMemory,
     virtio::{
-        Activation, EnabledQueue,
+        Activation,
         block::{Cache, DiskConfig, DiskCounters, SECTOR_BYTES, stepped::Stepped},
         rate::RateConfig,
     },
 };
-use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{
-    driver::{Interrupts, descriptor},
+    driver::{
+        Interrupts, descriptor, queue,
+        rings::{available, descriptors, used},
+    },
     tape::Tape,
 };
 use model::Model;
@@ -73,21 +74,6 @@ const TABLE_BYTES: u64 = 8 * 16;
 /// Most requests that are served at a time: one that reads into the rings may offer the next.
 const TURNS: usize = 1_000;
 
-/// Address of a queue's table of descriptors.
-fn descriptors(queue: u16) -> u64 {
-    u64::from(queue) * 0x1000
-}
-
-/// Address of a queue's available ring.
-fn available(queue: u16) -> u64 {
-    descriptors(queue) + 0x400
-}
-
-/// Address of a queue's used ring.
-fn used(queue: u16) -> u64 {
-    descriptors(queue) + 0x800
-}
-
 /// Performs the steps that the input describes. The disk does what the model does, and nothing else:
 /// in the file, in all of the memory, and by its counters.
 pub fn disk(input: &[u8]) {
@@ -124,8 +110,10 @@ impl Rig {
             Cache::WriteBack,
             Cache::WriteThrough,
             Cache::Unsafe,
-            Cache::WriteBack,
+            Cache::None,
         ][usize::from(knobs & 3)];
+        let alignment = [None, Some([4, 512]), Some([4096, 512]), Some([512, 4096])];
+        let alignment = alignment[usize::from(knobs >> 4 & 3)];
         let (read_only, queues) = (knobs & 4 != 0, 1 + u16::from(knobs >> 3 & 1));
         let content: Vec<u8> = (0..DISK_BYTES)
             .map(|at| (at / 251) as u8 ^ at as u8)
@@ -137,11 +125,19 @@ impl Rig {
         let config = DiskConfig {
             file: file.try_clone().expect("a descriptor"),
             read_only,
-            cache,
+            // A file in memory is not opened otherwise.
+            cache: match (cache, alignment) {
+                (Cache::None, None) => Cache::WriteBack,
+                _ => cache,
+            },
             queues,
             rate: RateConfig::default(),
         };
-        let disk = Stepped::new(config, counters.clone()).expect("the file is a disk");
+        let disk = match alignment {
+            None => Stepped::new(config, counters.clone()),
+            Some(alignment) => Stepped::aligned(config, counters.clone(), alignment),
+        };
+        let disk = disk.expect("the file is a disk");
         let ranges = [
             (GuestAddress(0), REGION_BYTES as usize),
             (
@@ -151,7 +147,7 @@ impl Rig {
         ];
         Rig {
             memory: Arc::new(GuestMemory::from_ranges(&ranges).expect("memory")),
-            model: Model::new(content, read_only, cache, makes_zeroes()),
+            model: Model::new(content, (read_only, cache, alignment), makes_zeroes()),
             features: features & disk.features(),
             file,
             disk,
@@ -167,17 +163,11 @@ impl Rig {
     /// The driver begins, with empty rings.
     fn activate(&mut self) {
         let enabled = (0..self.queues).map(|index| {
-            let mut queue = Queue::new(SIZE).expect("a queue");
-            queue.set_desc_table_address(Some(descriptors(index) as u32), Some(0));
-            queue.set_avail_ring_address(Some(available(index) as u32), Some(0));
-            queue.set_used_ring_address(Some(used(index) as u32), Some(0));
-            queue.set_ready(true);
-            EnabledQueue {
+            queue(
                 index,
-                queue,
-                kick: EventFd::new(EFD_NONBLOCK).expect("an eventfd"),
-                taken: Vec::new(),
-            }
+                SIZE,
+                [descriptors(index), available(index), used(index)],
+            )
         });
         let activation = Activation {
             memory: self.memory.clone(),

@@ -29,6 +29,7 @@ mod transport;
 mod vhost_user;
 mod virtio_net;
 mod vms;
+mod vsock;
 
 pub use {
     balloon::balloon,
@@ -52,4 +53,5 @@ pub use {
     transport::transport,
     vhost_user::vhost_user,
     virtio_net::virtio_net,
+    vsock::vsock,
 };

@@ -9,6 +9,7 @@ mod snapshot;
 mod user_mode;
 mod virtio;
 mod virtio_net;
+mod vsock;
 
 use std::{fs, io, path::Path};
 
@@ -53,6 +54,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("virtio_net", virtio_net::virtio_net()),
         ("balloon", balloon::balloon()),
         ("disk", disk::disk()),
+        ("vsock", vsock::vsock()),
         ("kernel", kernel::kernel()),
         ("pci", virtio::pci()),
         ("transport", virtio::transport()),

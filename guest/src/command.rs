@@ -21,12 +21,17 @@
 //! disk N discard|zero BYTES          the start of disk N is discarded, or made zeroes
 //! disk N random BYTES COUNT [xM]     COUNT reads of 4 KiB at random places of such BYTES, M at once (up
 //!                                    to 32), and each checked
+//! disk N log BYTES EVERY [xM]        such BYTES in writes of 4 KiB, M at once (up to 32), with a flush
+//!                                    for each EVERY of them, and after it a line of how many are safe
 //! vsock echo PORT N                  on a port of vsock, send back what comes, until N connections of
 //!                                    the host have ended. Done behind the disks, in order
 //! vsock sink PORT N BYTES            the same, but each connection takes BYTES and sends a receipt
 //! vsock source PORT N BYTES          the same, but each connection is sent BYTES of zeroes
 //! vsock connect PORT N BYTES         connect N times to a program of the host, send BYTES, and get the
 //!                                    same back
+//! vsock messages PORT N COUNT        connect N times at once, and send and get COUNT numbered messages
+//!                                    on each, all beside each other
+//! vsock abort PORT N COUNT           the same, but the guest resets each behind its last message
 //! balloon report MIB                 fill so much memory, report it as free to the balloon, and use it
 //!                                    again; done behind vsock's work, in order
 //! balloon follow TIME                for this time, give the balloon what it asks for, and take it back
@@ -71,8 +76,8 @@ const USAGES: &[&str] = &[
     "reset",
     "wait TIME, as wait 60ms",
     "fill MIB",
-    "disk N write|check|discard|zero BYTES, or disk N random BYTES COUNT [xM]",
-    "vsock echo PORT N, or vsock sink|source|connect PORT N BYTES",
+    "disk N write|check|discard|zero BYTES, or disk N random BYTES COUNT [xM], or disk N log BYTES EVERY [xM]",
+    "vsock echo PORT N, or vsock sink|source|connect PORT N BYTES, or vsock messages|abort PORT N COUNT",
     "balloon report MIB|follow TIME, as balloon follow 5s",
     "selftest",
 ];
@@ -186,7 +191,7 @@ pub enum Workload {
         /// What is done there.
         work: DiskWork,
         /// Number of bytes, from the start of the disk: whole sectors, or whole blocks of 4 KiB for
-        /// random reads.
+        /// random reads and a log.
         bytes: u64,
     },
     /// Streams between the guest and programs of the host, before the network is used.
@@ -320,6 +325,13 @@ pub enum DiskWork {
         /// Number of reads at a time.
         at_once: u16,
     },
+    /// Writes blocks of 4 KiB in order, and says of how many a flush was answered.
+    Log {
+        /// Number of writes for which a flush is made.
+        every: u32,
+        /// Number of writes at a time.
+        at_once: u16,
+    },
 }
 
 /// Work of the workload `vsock`: a port is served until so many connections have ended, or connected
@@ -345,6 +357,11 @@ pub enum VsockService {
     Source(u64),
     /// It is the guest that connects, sends so many bytes, and gets the same back.
     Connect(u64),
+    /// It is the guest that connects, all connections at once, and so many numbered messages go each
+    /// way on each.
+    Messages(u64),
+    /// The same, but the guest resets each connection behind its last message.
+    Abort(u64),
 }
 
 impl VsockService {
@@ -355,6 +372,16 @@ impl VsockService {
             VsockService::Sink(_) => "sink",
             VsockService::Source(_) => "source",
             VsockService::Connect(_) => "connect",
+            VsockService::Messages(_) => "messages",
+            VsockService::Abort(_) => "abort",
+        }
+    }
+
+    /// Returns whether the guest listens, and programs of the host connect.
+    pub fn listens(self) -> bool {
+        match self {
+            VsockService::Echo | VsockService::Sink(_) | VsockService::Source(_) => true,
+            VsockService::Connect(_) | VsockService::Messages(_) | VsockService::Abort(_) => false,
         }
     }
 }

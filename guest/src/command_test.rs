@@ -17,8 +17,10 @@ fn every_workload_is_read() {
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2; stream 10.1.0.2:9 5 mixed x64;\
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; fill 3; wait 0; wait 60ms;\
         wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024; disk 1 discard 512; disk 1 zero 1536;\
-        disk 2 random 8192 9; disk 2 random 4096 7 x32; vsock echo 5 3; vsock sink 6 1 70000;\
-        vsock source 7 2 4096; vsock connect 52 3 9; balloon report 16; balloon follow 2s; selftest;;";
+        disk 2 random 8192 9; disk 2 random 4096 7 x32; disk 0 log 8192 5;\
+        disk 0 log 4096 64 x32; vsock echo 5 3; vsock sink 6 1 70000;\
+        vsock source 7 2 4096; vsock connect 52 3 9; vsock messages 52 2 1000;\
+        vsock abort 53 1 7; balloon report 16; balloon follow 2s; selftest;;";
     let target = || server("10.1.0.2", 9);
     let vsock = |service, port, count| {
         Workload::Vsock(VsockWork {
@@ -52,6 +54,7 @@ fn every_workload_is_read() {
         bytes,
     };
     let random = |count, at_once| DiskWork::Random { count, at_once };
+    let log = |every, at_once| DiskWork::Log { every, at_once };
     let read = parse(line).unwrap();
     assert_eq!(read.address, None);
     assert_eq!(
@@ -101,10 +104,14 @@ fn every_workload_is_read() {
             disk(1, DiskWork::Zero, 1536),
             disk(2, random(9, 1), 8192),
             disk(2, random(7, 32), 4096),
+            disk(0, log(5, 1), 8192),
+            disk(0, log(64, 32), 4096),
             vsock(VsockService::Echo, 5, 3),
             vsock(VsockService::Sink(70_000), 6, 1),
             vsock(VsockService::Source(4096), 7, 2),
             vsock(VsockService::Connect(9), 52, 3),
+            vsock(VsockService::Messages(1000), 52, 2),
+            vsock(VsockService::Abort(7), 53, 1),
             Workload::Balloon(BalloonWork::Report { mib: 16 }),
             Workload::Balloon(BalloonWork::Follow { ms: 2000 }),
             Workload::SelfTest,
@@ -171,16 +178,20 @@ fn what_is_wrong_is_named() {
         ),
         ("disk 0 random 4096 0", "`0` is not how many reads"),
         ("disk 0 random 4096 9 x33", "x33 is not x1 to x32"),
+        ("disk 0 log 512 9", "512 bytes are no whole blocks of 4096"),
+        ("disk 0 log 4096 0", "`0` is not after how many writes"),
+        ("disk 0 log 4096 9 x33", "x33 is not x1 to x32"),
         (
             "disk 0 read",
-            "`write`, `check`, `discard`, `zero` or `random` is due",
+            "`write`, `check`, `discard`, `zero`, `random` or `log` is due",
         ),
         (
             "vsock send 5",
-            "`echo`, `sink`, `source` or `connect` is due where `send` is; it is `vsock echo PORT N, or",
+            "`echo`, `sink`, `source`, `connect`, `messages` or `abort` is due where `send` is; it is `vsock",
         ),
         ("vsock echo 5", "how many connections is missing"),
         ("vsock sink 5 1", "how many bytes is missing"),
+        ("vsock messages 5 1 0", "`0` is not how many messages"),
         ("vsock echo 5 1 7", "`7` is one word too many"),
         ("selftest now", "`now` is one word too many"),
         ("address 10.0.2.15 10.0.2.2", "10.0.2.15/24"),

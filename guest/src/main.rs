@@ -13,11 +13,10 @@ use machine::{
     apic, bus, clock, console,
     cpu::{self, Cpu, Slot},
     memory,
-    platform::Machine,
+    platform::{self, Machine},
     smp,
 };
 use slipgate_guest::{
-    command::VsockService,
     firmware::{acpi, pvh},
     json::Object,
     pci,
@@ -68,6 +67,9 @@ extern "C" fn start(start_info: u64) -> ! {
     };
     if let Some(power_off) = tables.power_off {
         console::powers_off_by(power_off);
+    }
+    if let Some(address) = tables.generation_id {
+        platform::generation_is_at(address);
     }
     let apic_ids = cpu::name_boot_cpu(tables.apic_ids());
     let cpus = smp::start(&apic_ids, serve);
@@ -152,7 +154,7 @@ fn work_on_disks(config: &bus::Config, command_line: &str) -> bool {
         |function: &pci::Function| [DISK, DISK_TRANSITIONAL].contains(&pci::id(config, *function));
     let bring_up = |function| {
         let transport = Transport::find(config, function, bus::Window::map)?;
-        Disk::bring_up(&transport)
+        Disk::bring_up(transport)
     };
     let disks = pci::functions(config).filter(is_disk).map(bring_up);
     let disks: Result<Vec<_>, _> = disks.collect();
@@ -176,15 +178,14 @@ fn work_on_vsock(config: &bus::Config, command_line: &str) -> bool {
     let device = pci::functions(config).find(|function| pci::id(config, *function) == VSOCK);
     let bring_up = |function| {
         let transport = Transport::find(config, function, bus::Window::map)?;
-        Vsock::bring_up(&transport)
+        Vsock::bring_up(transport)
     };
     let device = device.map(bring_up).transpose();
     let mut device = device.unwrap_or_else(|why| panic!("{why}"));
     for work in shared.vsock_work() {
         let port = u64::from(work.port);
         let listening = Object::about("listening", "vsock").number("port", port);
-        let listens = !matches!(work.service, VsockService::Connect(_));
-        if device.is_some() && listens {
+        if device.is_some() && work.service.listens() {
             console::print_line(&listening.into_line());
         }
         let (line, well) = workload::vsock::work(device.as_mut(), &Machine::new(1), work);

@@ -41,6 +41,11 @@ pub trait Platform: Sync {
     fn random(&self, out: &mut [u8]);
     /// Prints a line on the console, never mixed with another CPU's. `line` has no newline.
     fn print_line(&self, line: &str);
+    /// Returns a number that is another one when the machine was restored from a snapshot since; 0 where
+    /// nothing tells.
+    fn generation(&self) -> u64 {
+        0
+    }
     /// Resets the machine; returns where there is none.
     fn reset(&self) {}
 }

@@ -124,6 +124,15 @@ pub(crate) fn shared_out(plan: &Plan, outcome: &Outcome) -> Object {
     if outcome.connect.count() > 0 {
         line = line.microseconds("connect_p50_us", outcome.connect.quantile_ns(500));
     }
+    let resets = &outcome.reset_after_restore;
+    if resets.count() > 0 {
+        let times = Object::default()
+            .number("n", resets.count())
+            .microseconds("p50_us", resets.quantile_ns(500))
+            .microseconds("p99_us", resets.quantile_ns(990))
+            .microseconds("max_us", resets.max_ns());
+        line = line.object("reset_after_restore", times);
+    }
     if outcome.port_waits > 0 {
         line = line.number("port_waits", outcome.port_waits);
     }

@@ -153,6 +153,8 @@ pub struct Outcome {
     pub latency: Histogram,
     /// Time from SYN to SYN-ACK of each connection.
     pub connect: Histogram,
+    /// Time of each reset of a connection since the machine was restored, if it was.
+    pub reset_after_restore: Histogram,
     /// Number of connections, messages, streams or frames that passed.
     pub done: u64,
     /// Number of failures, in the order of [`Failure::ALL`].
@@ -175,6 +177,14 @@ impl Outcome {
         self.fail_many(failure, 1);
     }
 
+    /// Counts the failure of a connection, and when it was if it is a reset after a restore.
+    pub fn fail_on<P: Platform, N: Nic>(&mut self, stack: &Stack<'_, P, N>, failure: Failure) {
+        self.fail(failure);
+        if let (Failure::Reset, Some(ns)) = (failure, stack.since_restore_ns()) {
+            self.reset_after_restore.record(ns);
+        }
+    }
+
     /// Counts several failures of one kind.
     pub fn fail_many(&mut self, failure: Failure, count: u64) {
         let index = Failure::ALL.iter().position(|(kind, _)| *kind == failure);
@@ -191,6 +201,7 @@ impl Outcome {
     fn merge(&mut self, other: Outcome) {
         self.latency.merge(&other.latency);
         self.connect.merge(&other.connect);
+        self.reset_after_restore.merge(&other.reset_after_restore);
         self.done += other.done;
         for (ours, theirs) in self.failures.iter_mut().zip(other.failures) {
             *ours += theirs;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     client::{ClientAnswer, ClientRequest, PassedOrder, Replaces, Target, VmDefinition},
     descriptors::{carries_descriptors, maps_descriptors},
-    engine::{EngineRequest, FlowQuestion},
+    engine::{EngineRequest, FlowQuestion, Silence},
 };
 
 /// Message from the broker to the process.
@@ -64,6 +64,11 @@ pub struct FromApi<F = OwnedFd> {
 pub enum ApiRequest<F = OwnedFd> {
     /// As [`ClientRequest::ListVms`].
     ListVms,
+    /// As [`ClientRequest::GetVm`].
+    GetVm {
+        /// Name of the VM.
+        name: String,
+    },
     /// As [`ClientRequest::PutVm`].
     PutVm {
         /// Definition of the VM in full.
@@ -93,6 +98,11 @@ pub enum ApiRequest<F = OwnedFd> {
     },
     /// As [`ClientRequest::RemoveVm`].
     RemoveVm {
+        /// Name of the VM.
+        name: String,
+    },
+    /// As [`ClientRequest::KeepVm`].
+    KeepVm {
         /// Name of the VM.
         name: String,
     },
@@ -156,6 +166,13 @@ pub enum ApiRequest<F = OwnedFd> {
         /// Where the page begins.
         from: u64,
     },
+    /// As [`EngineRequest::Activity`].
+    Activity {
+        /// Name of the VM.
+        vm: String,
+        /// Where the page begins.
+        from: u64,
+    },
 }
 
 impl ApiRequest {
@@ -171,6 +188,7 @@ impl ApiRequest {
         let of = |about, ask| ClientRequest::Engine { about, ask };
         Ok(match self {
             Self::ListVms => ClientRequest::ListVms,
+            Self::GetVm { name } => ClientRequest::GetVm { name },
             Self::PutVm { vm, replaces, tap } => ClientRequest::PutVm { vm, replaces, tap },
             Self::ListPolicies => ClientRequest::ListPolicies,
             Self::PutPolicy {
@@ -184,6 +202,7 @@ impl ApiRequest {
             },
             Self::RemovePolicy { name, replaces } => ClientRequest::RemovePolicy { name, replaces },
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
+            Self::KeepVm { name } => ClientRequest::KeepVm { name },
             Self::Freeze { vm } => ClientRequest::Freeze { vm },
             Self::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),
             Self::Sleep { vm } => of(Some(Target::Vm(vm)), EngineRequest::Sleep),
@@ -206,6 +225,9 @@ impl ApiRequest {
             Self::OrderMachine { vm, order } => ClientRequest::OrderMachine { vm, order },
             Self::Why { vm, question } => of(Some(Target::Vm(vm)), EngineRequest::Why(question)),
             Self::Inventory { from } => of(None, EngineRequest::Inventory { from }),
+            Self::Activity { vm, from } => {
+                of(Some(Target::Vm(vm)), EngineRequest::Activity { from })
+            }
         })
     }
 }
@@ -279,15 +301,21 @@ pub enum Event {
         /// Address and port that it was sent to.
         to: SocketAddr,
     },
-    /// No packet of the VM's guest or to it was seen for as long as its definition says.
+    /// No packet of the VM's guest or to it that counts was seen for as long as its definition says.
     VmIdle {
         /// Name of the VM.
         vm: String,
+        /// How long it has been silent.
+        #[serde(flatten)]
+        silence: Silence,
     },
     /// A VM that was idle is not any more.
     VmBusy {
         /// Name of the VM.
         vm: String,
+        /// How long it has been silent.
+        #[serde(flatten)]
+        silence: Silence,
     },
     /// The guest of a machine of `slipgate run` was paused.
     MachinePaused {
@@ -413,8 +441,8 @@ impl Event {
             | Self::VmAsleep { vm }
             | Self::VmAwake { vm }
             | Self::Wake { vm, .. }
-            | Self::VmIdle { vm }
-            | Self::VmBusy { vm }
+            | Self::VmIdle { vm, .. }
+            | Self::VmBusy { vm, .. }
             | Self::MachinePaused { vm }
             | Self::MachineResumed { vm }
             | Self::MachineSaved { vm }
@@ -440,11 +468,13 @@ maps_descriptors!(enum ToApi {
 maps_descriptors!(struct FromApi { id, request: nested });
 maps_descriptors!(enum ApiRequest {
     ListVms,
+    GetVm { name },
     PutVm { vm, replaces, tap: optional },
     ListPolicies,
     PutPolicy { name, text, replaces },
     RemovePolicy { name, replaces },
     RemoveVm { name },
+    KeepVm { name },
     Freeze { vm },
     Thaw { vm },
     Sleep { vm },
@@ -456,6 +486,7 @@ maps_descriptors!(enum ApiRequest {
     OrderMachine { vm, order },
     Why { vm, question },
     Inventory { from },
+    Activity { vm, from },
 });
 carries_descriptors!(ToApi);
 carries_descriptors!(FromApi);

@@ -24,8 +24,18 @@ fn an_event_is_known_by_its_kind_and_vm() {
             from: "192.0.2.1:40000".parse().unwrap(),
             to: "192.0.2.9:8080".parse().unwrap(),
         },
-        Event::VmIdle { vm: vm() },
-        Event::VmBusy { vm: vm() },
+        Event::VmIdle {
+            vm: vm(),
+            silence: Silence {
+                last_from_guest_ms: Some(5_000),
+                last_to_guest_ms: None,
+                flows: 1,
+            },
+        },
+        Event::VmBusy {
+            vm: vm(),
+            silence: Silence::default(),
+        },
         Event::MachinePaused { vm: vm() },
         Event::MachineResumed { vm: vm() },
         Event::MachineSaved { vm: vm() },

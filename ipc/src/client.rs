@@ -14,7 +14,7 @@ use std::{collections::BTreeMap, os::fd::OwnedFd, path::PathBuf, time::Duration}
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    ask::{ClientError, ask, ask_within},
+    ask::{ClientError, Interrupt, ask, ask_within},
     machine::{
         MAX_BASES, MAX_NOTICE, MachineEvent, MachineNotice, MachineOrder, MachineState,
         MachineStatus, PassedOrder, SavedSnapshot, SnapshotBase,
@@ -22,9 +22,9 @@ pub use self::{
     notice_lines::NoticeLines,
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
-        Filled, GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS,
-        MAX_VM_FORWARDS, PolicyStatus, Replaces, Room, Version, VmChange, VmDefinition, VmState,
-        VmStatus,
+        Filled, GuestIpv6Status, GuestNetwork, HostNatStatus, Ipv6Mode, MAX_LABEL_BYTES,
+        MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, Replaces, Room, Version, VmChange, VmDefinition,
+        VmState, VmStatus,
     },
 };
 use crate::{
@@ -72,8 +72,17 @@ pub enum ClientRequest<F = OwnedFd> {
     Vms,
     /// The VMs of a daemon with their states; answered by [`ClientAnswer::VmList`].
     ListVms,
+    /// A VM of a daemon with its state; answered by [`ClientAnswer::Vm`], unchanged.
+    GetVm {
+        /// Name of the VM.
+        name: String,
+    },
+    /// The TAPs of a daemon's VMs that are not there now; answered by [`ClientAnswer::AbsentTaps`].
+    AbsentTaps,
     /// The network that guests see; answered by [`ClientAnswer::GuestNetwork`].
     GuestNetwork,
+    /// Whether the host's own NAT keeps clear of guests' tuples; answered by [`ClientAnswer::HostNat`].
+    HostNat,
     /// Add a VM to a daemon, or give one of this name another definition; answered by
     /// [`ClientAnswer::Vm`] once it is in force.
     PutVm {
@@ -128,6 +137,27 @@ pub enum ClientRequest<F = OwnedFd> {
     RemoveVm {
         /// Name of the VM.
         name: String,
+    },
+    /// Take back a VM that this client brought by [`ClientRequest::ServeVm`]; answered by
+    /// [`ClientAnswer::Done`] once its flows have ended, or at once where the VM is kept by now.
+    LeaveVm {
+        /// Name of the VM.
+        name: String,
+    },
+    /// Keep a VM of a daemon whatever becomes of the client that brought it; answered by
+    /// [`ClientAnswer::Vm`].
+    KeepVm {
+        /// Name of the VM.
+        name: String,
+    },
+    /// Be the machine of a VM that a daemon keeps; answered by [`ClientAnswer::Vm`] once its TAP is
+    /// served.
+    RunVm {
+        /// Name of the VM.
+        name: String,
+        /// A socket for the machine's notices: the VM has another machine when the client's end of it is
+        /// closed. A byte from it says that the VM was removed.
+        lifeline: F,
     },
     /// Give a daemon that is to take over copies of the descriptors that it has a use for; answered
     /// by [`ClientAnswer::Done`] after they were sent.
@@ -208,6 +238,11 @@ pub enum ClientAnswer {
         /// Names of the VMs served here.
         served: Vec<String>,
     },
+    /// The TAPs of VMs that are not there now, or are not served.
+    AbsentTaps {
+        /// Names of the devices.
+        taps: Vec<String>,
+    },
     /// The VM's definition is in force.
     Vm {
         /// The VM as it is now.
@@ -235,6 +270,11 @@ pub enum ClientAnswer {
     GuestNetwork {
         /// Addresses that DHCP gives guests.
         network: GuestNetwork,
+    },
+    /// The host's own NAT beside guests' flows.
+    HostNat {
+        /// What they share.
+        status: HostNatStatus,
     },
     /// The VMs of a daemon, by name.
     VmList {
@@ -320,8 +360,11 @@ impl<F> ClientRequest<F> {
             Self::Machines
             | Self::Vms
             | Self::ListVms
+            | Self::GetVm { .. }
+            | Self::AbsentTaps
             | Self::ListMachines
             | Self::GuestNetwork
+            | Self::HostNat
             | Self::ListPolicies
             | Self::ApiSockets => Role::Reader,
             Self::Engine { .. }
@@ -332,6 +375,9 @@ impl<F> ClientRequest<F> {
             | Self::PutPolicy { .. }
             | Self::RemovePolicy { .. }
             | Self::RemoveVm { .. }
+            | Self::LeaveVm { .. }
+            | Self::KeepVm { .. }
+            | Self::RunVm { .. }
             | Self::HandOver { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. }
@@ -355,16 +401,22 @@ impl<F> ClientRequest<F> {
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
             | Self::RemovePolicy { .. }
-            | Self::RemoveVm { .. } => true,
+            | Self::RemoveVm { .. }
+            | Self::LeaveVm { .. } => true,
             Self::Machines
             | Self::Machine { .. }
             | Self::ListMachines
             | Self::OrderMachine { .. }
             | Self::Vms
             | Self::ListVms
+            | Self::GetVm { .. }
+            | Self::AbsentTaps
             | Self::GuestNetwork
+            | Self::HostNat
             | Self::ListPolicies
             | Self::ApiSockets
+            | Self::KeepVm { .. }
+            | Self::RunVm { .. }
             | Self::HandOver { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. } => false,
@@ -481,7 +533,10 @@ maps_descriptors!(enum ClientRequest {
     OrderMachine { vm, order },
     Vms,
     ListVms,
+    GetVm { name },
+    AbsentTaps,
     GuestNetwork,
+    HostNat,
     ListPolicies,
     ApiSockets,
     PutPolicy { name, text, replaces },
@@ -489,6 +544,9 @@ maps_descriptors!(enum ClientRequest {
     PutVm { vm, replaces, tap: optional },
     ServeVm { vm, uplink, returns, lifeline: fd },
     RemoveVm { name },
+    LeaveVm { name },
+    KeepVm { name },
+    RunVm { name, lifeline: fd },
     HandOver { to: fd },
     Stop { keep },
     Freeze { vm },

@@ -12,10 +12,11 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 pub use slipgate_model::{
-    EngineInventory, FlowLogEvent, FlowLogEvents, FurtherRoutes, HostAddress, Link, LiveRelayed,
-    MappingCounts, NameCounts, NetworkView, OnExit, OpenQuestion, RefusedQuestions, RefusedSample,
-    RelayedCounts, RelayedId, RouteDomain, RouteEntry, RouteKind, RouteSnapshot, RouteStep,
-    SleepChange, SourceUse, StepAction, Subject, VmId, VmRow, VmSpec, WhyAnswer,
+    ActivityPage, EngineInventory, FlowLogEvent, FlowLogEvents, FurtherRoutes, GuestTcpCounts,
+    HopShare, HostAddress, Link, LiveRelayed, MappingCounts, NameCounts, NetworkView, OnExit,
+    OpenQuestion, RefusedQuestions, RefusedSample, RelayedCounts, RelayedId, RouteDomain,
+    RouteEntry, RouteKind, RouteSnapshot, RouteStep, Silence, SleepChange, SourceUse, StepAction,
+    Subject, VmId, VmRow, VmSpec, WhyAnswer,
 };
 
 pub use self::{
@@ -140,9 +141,9 @@ pub enum FromEngine {
     /// VMs that are idle, and VMs that are not any more, by id.
     Activity {
         /// VMs that are idle now.
-        idle: Vec<VmId>,
+        idle: Vec<(VmId, Silence)>,
         /// VMs that are busy again.
-        busy: Vec<VmId>,
+        busy: Vec<(VmId, Silence)>,
     },
     /// VMs, by id, that fell asleep or woke up, or that a packet came for while they slept.
     Sleep(Vec<(VmId, SleepChange)>),

@@ -51,6 +51,7 @@ fn request() -> impl Strategy<Value = EngineRequest<Tag>> {
             })
         ),
         any::<u64>().prop_map(|from| EngineRequest::Inventory { from }),
+        any::<u64>().prop_map(|from| EngineRequest::Activity { from }),
         Just(EngineRequest::Thaw),
         Just(EngineRequest::Cut),
         any::<(Option<u64>, Option<u64>)>().prop_map(|(packets, seconds)| {

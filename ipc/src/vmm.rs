@@ -169,6 +169,8 @@ pub enum DiskCache {
     WriteThrough,
     /// When the host likes: flushes are answered at once.
     Unsafe,
+    /// With the guest's next flush; reads and writes pass the host's page cache by (O_DIRECT).
+    None,
 }
 
 impl DiskCache {

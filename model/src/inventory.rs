@@ -23,6 +23,9 @@ pub struct EngineInventory {
     /// Endpoint-independent mappings of each VM that has some, by its name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mappings: Vec<(String, MappingCounts)>,
+    /// What the engine's own TCP toward each VM's guest keeps, by its name, where there is something.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tcp: Vec<(String, GuestTcpCounts)>,
     /// Traffic counts of each VM's relayed flows, by its name.
     #[serde(default)]
     pub relayed: Vec<(String, RelayedCounts)>,
@@ -77,6 +80,27 @@ impl AddAssign for MappingCounts {
         self.udp += other.udp;
         self.tcp += other.tcp;
         self.open += other.open;
+    }
+}
+
+/// What the engine's own TCP toward a guest keeps: of flows of user mode, and of relayed flows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct GuestTcpCounts {
+    /// Bytes that count at present for segments of the guest that are kept: those behind a gap, and what a
+    /// socket that is full did not take.
+    pub kept_bytes: u64,
+    /// Segments that were not kept since the engine started, for the connection or the VM had no room. The
+    /// guest sends them again.
+    pub not_kept: u64,
+    /// Segments with urgent data since the engine started. Their data was delivered in its place.
+    pub urgent: u64,
+}
+
+impl AddAssign for GuestTcpCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.kept_bytes += other.kept_bytes;
+        self.not_kept += other.not_kept;
+        self.urgent += other.urgent;
     }
 }
 

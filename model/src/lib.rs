@@ -22,15 +22,15 @@ pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
     flow_tuple::{FlowAddresses, FlowTuple, TupleKey},
     inventory::{
-        EngineInventory, LiveRelayed, MappingCounts, NameCounts, RefusedQuestions, RefusedSample,
-        RelayedCounts,
+        EngineInventory, GuestTcpCounts, LiveRelayed, MappingCounts, NameCounts, RefusedQuestions,
+        RefusedSample, RelayedCounts,
     },
     network::{
-        FurtherRoutes, HostAddress, Link, NAMESPACE_SOCKETS, NetworkView, RouteDomain, RouteEntry,
-        RouteKind, RouteSnapshot, RouteStep, SourceUse, StepAction, USERSPACE_GUEST,
+        FurtherRoutes, HopShare, HostAddress, Link, NAMESPACE_SOCKETS, NetworkView, RouteDomain,
+        RouteEntry, RouteKind, RouteSnapshot, RouteStep, SourceUse, StepAction, USERSPACE_GUEST,
         USERSPACE_PORT,
     },
-    vm::{GuestIpv6, Ipv6Mode, Labels, MacMismatch, VmSpec},
+    vm::{ActivityPage, GuestIpv6, Ipv6Mode, Labels, MacMismatch, Silence, VmSpec},
 };
 
 /// Treatment of live flows when the engine stops.

@@ -67,7 +67,7 @@ pub enum SourceUse {
     Unusable,
 }
 
-/// One route of the host.
+/// One route of the host, or one next hop of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteEntry {
     /// Destination prefix of the route.
@@ -76,7 +76,8 @@ pub struct RouteEntry {
     pub kind: RouteKind,
     /// Output interface (`RTA_OIF`); 0 for kinds without one.
     pub ifindex: IfIndex,
-    /// Address of the router; `None`: the destination is on link.
+    /// Address of the router, which for IPv4 may be one of IPv6 (`RTA_VIA`); `None`: the destination
+    /// is on link.
     pub gateway: Option<IpAddr>,
     /// Preferred source address (`RTA_PREFSRC`).
     pub prefsrc: Option<IpAddr>,
@@ -84,6 +85,35 @@ pub struct RouteEntry {
     pub metric: u32,
     /// Path MTU of the route, bytes (`RTAX_MTU`); `None`: the link's MTU applies.
     pub mtu: Option<u32>,
+    /// Its part in a route that has several next hops.
+    #[serde(default, skip_serializing_if = "HopShare::is_whole")]
+    pub share: HopShare,
+}
+
+/// Part of an entry in a route that has several next hops (`RTA_MULTIPATH`). Such a route has an entry
+/// for each, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HopShare {
+    /// Weight of the next hop among the route's, 1 or more.
+    pub weight: u16,
+    /// Whether the entry is a further next hop of the route that the entry before it is of.
+    pub is_further: bool,
+}
+
+impl Default for HopShare {
+    fn default() -> Self {
+        Self {
+            weight: 1,
+            is_further: false,
+        }
+    }
+}
+
+impl HopShare {
+    /// Whether it is that of a route with one next hop, as far as an entry alone can tell.
+    fn is_whole(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Type of a route, as in `rtm_type`.

@@ -7,7 +7,7 @@ use std::{
 
 use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{IfIndex, Vm, VmId, VmRow};
+use slipgate_abi::{IfIndex, Vm, VmId, VmRow, activity::LastPackets};
 use slipgate_policy::{AddressPool, EgressRoutes, LoopbackPorts};
 
 /// Labels of a VM, by key. They mean nothing to slipgate.
@@ -68,6 +68,52 @@ pub struct VmSpec {
     pub idle_after_s: u32,
     /// Whether the VM was idle when its description was made.
     pub is_idle: bool,
+}
+
+/// How long a VM has been silent, when it fell idle or was busy again. Only packets that count as its
+/// activity are meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Silence {
+    /// Time since the guest's last packet, ms; `None`: it has sent none.
+    pub last_from_guest_ms: Option<u64>,
+    /// Time since the last packet to the guest, ms; `None`: there was none.
+    pub last_to_guest_ms: Option<u64>,
+    /// Number of live flows.
+    pub flows: u64,
+}
+
+impl Silence {
+    /// The silence of a VM whose last packets were at these times. `now_ns`: `CLOCK_MONOTONIC`.
+    pub fn of(last: LastPackets, flows: u64, now_ns: u64) -> Self {
+        let age_ms = |last_ns| (last_ns > 0).then_some(now_ns.saturating_sub(last_ns) / 1_000_000);
+        Self {
+            last_from_guest_ms: age_ms(last.from_guest_ns),
+            last_to_guest_ms: age_ms(last.to_guest_ns),
+            flows,
+        }
+    }
+
+    /// The silence of a VM of which this and `other` each know some packets. `other` is the later answer,
+    /// and has the number of flows.
+    pub fn with(self, other: Self) -> Self {
+        let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        Self {
+            last_from_guest_ms: least(self.last_from_guest_ms, other.last_from_guest_ms),
+            last_to_guest_ms: least(self.last_to_guest_ms, other.last_to_guest_ms),
+            flows: other.flows,
+        }
+    }
+}
+
+/// One page of an engine's answer about a VM's activity.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ActivityPage {
+    /// The VM that the page is about: its name may be another's by now.
+    pub vm: VmId,
+    /// Last packets as far as the page's flows tell, and the number of all flows.
+    pub silence: Silence,
+    /// Where the next page begins; `None`: this is the last.
+    pub next: Option<u64>,
 }
 
 /// Whether a VM's guest has IPv6.

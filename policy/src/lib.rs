@@ -65,6 +65,7 @@ pub use rule::{
     deny_file::{DenyFile, DenyFileError},
     embedded::embedded,
     host_loopback::{LoopbackError, LoopbackPorts, MOST_LOOPBACK_ENTRIES},
+    idle::Idle,
     name::{MAX_LEN as MAX_NAME_LEN, Name},
     name_pattern::{NameError, NamePattern, wire},
     nat::{Filtering, Mapping, NatBehaviour, NatSettings},

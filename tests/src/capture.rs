@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crate::{
@@ -47,6 +48,8 @@ pub struct Captured {
 /// A frame as it passed the device.
 #[derive(Clone, Debug)]
 pub struct CapturedFrame {
+    /// When it passed, by the kernel's clock.
+    pub at: SystemTime,
     /// Whether the device sent it; else it received it.
     pub sent: bool,
     /// Offload header of the frame.
@@ -180,7 +183,21 @@ fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
     sockets::set(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
     sockets::set_receive_buffer(&socket, RECEIVE_BUFFER_BYTES)?;
     sockets::bind_to_link(&socket, ifindex, libc::ETH_P_ALL as u16)?;
+    // The first call has the kernel note the time of each frame; there is none yet.
+    let _ = passed_at(&socket);
     Ok(socket)
+}
+
+/// When the frame passed that was read last.
+fn passed_at(socket: &OwnedFd) -> io::Result<SystemTime> {
+    const SIOCGSTAMPNS: libc::c_ulong = 0x8907;
+    let mut at = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: SIOCGSTAMPNS writes a timespec.
+    checked(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSTAMPNS, &raw mut at) })?;
+    Ok(UNIX_EPOCH + Duration::new(at.tv_sec as u64, at.tv_nsec as u32))
 }
 
 fn locked(kept: &Kept) -> std::sync::MutexGuard<'_, Vec<CapturedFrame>> {
@@ -272,7 +289,14 @@ impl Run {
         counts.add(&vnet, packet.as_ref());
         if let Some(kept) = &self.kept {
             let bytes = frame.to_vec();
-            locked(kept).push(CapturedFrame { sent, vnet, bytes });
+            let at = passed_at(&self.socket)?;
+            let kept_frame = CapturedFrame {
+                at,
+                sent,
+                vnet,
+                bytes,
+            };
+            locked(kept).push(kept_frame);
         }
         if let Some(pcap) = &mut self.pcap {
             pcap.write(frame)?;

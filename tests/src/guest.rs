@@ -257,6 +257,17 @@ impl Guest {
         Ok(())
     }
 
+    /// Makes the TAP again as another VMM would, which has other offloads and another number of queues. It
+    /// has to be unplugged.
+    ///
+    /// # Errors
+    /// As [`Guest::plug`].
+    pub fn plug_as(&mut self, offloads: bool, queues: usize) -> Result<()> {
+        self.config.offloads = offloads;
+        self.config.queues = queues;
+        self.plug()
+    }
+
     /// The host TAP's queues, for generators that write frames as a VMM does.
     pub fn queues(&self) -> &[TapQueue] {
         self.plugged.as_ref().map_or(&[], |(_, queues)| queues)

@@ -3,7 +3,7 @@
 use std::{net::SocketAddrV4, path::PathBuf, process::Command};
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Tried},
     netns::NetNs,
     pins::PinDir,
 };
@@ -19,6 +19,27 @@ pub fn frames_sent(ns: &NetNs, device: &str) -> Result<u64> {
     let parsed: Value = serde_json::from_str(&shown).unwrap_or_default();
     let packets = parsed[0]["stats64"]["tx"]["packets"].as_u64();
     packets.ok_or_else(|| Error::unexpected(format!("`ip -s -j link` of {device} shows: {shown}")))
+}
+
+/// Returns a counter of the protocols of the calling thread's namespace: of `/proc/net/FILE` (`snmp`,
+/// `netstat`), where a line of names is followed by one of values, the one of this `protocol` (`Tcp`) and
+/// `name` (`OutRsts`).
+///
+/// # Errors
+/// There is no such file or counter.
+pub fn protocol_counter(file: &str, protocol: &str, name: &str) -> Result<u64> {
+    let path = format!("/proc/thread-self/net/{file}");
+    let text = std::fs::read_to_string(&path).tried(format!("read {path}"))?;
+    let of_protocol = |line: &&str| line.split(':').next() == Some(protocol);
+    let mut lines = text.lines().filter(of_protocol).map(str::split_whitespace);
+    let (names, values) = (lines.next(), lines.next());
+    let mut pairs = names
+        .into_iter()
+        .flatten()
+        .zip(values.into_iter().flatten());
+    let found = pairs.find(|(of, _)| *of == name);
+    let value = found.and_then(|(_, value)| value.parse().ok());
+    value.ok_or_else(|| Error::unexpected(format!("{path} has no {name} of {protocol}")))
 }
 
 /// Returns the elements of the pinned map `name`, as printed by `bpftool -j`; named fields are

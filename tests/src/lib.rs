@@ -59,6 +59,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod accounting;
+mod addresses_ipv6;
 pub mod affinity;
 pub mod baseline;
 mod builds;
@@ -72,6 +73,7 @@ pub mod dhcpv6;
 pub mod dns_wire;
 pub mod error;
 pub mod ethtool;
+mod followed;
 pub mod frame;
 mod guest;
 mod huge_pages;
@@ -105,13 +107,14 @@ pub mod world_ipv6;
 
 pub use capture::{Capture, Captured, CapturedFrame};
 pub use error::{Error, Result};
+pub use followed::Followed;
 pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
 pub use huge_pages::HugePages;
 pub use link_sender::LinkSender;
 pub use microvm::{Line, MicroVm, MicroVmEnd};
 pub use netns::{CONGESTION_CONTROL, CongestionControlBy, NetNs};
 pub use ordinary_user::OrdinaryUser;
-pub use owner::signal;
+pub use owner::{children_named, signal};
 pub use pins::PinDir;
 pub use pump::Direction;
 pub use slipgate::Slipgate;

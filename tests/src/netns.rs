@@ -74,6 +74,7 @@ impl NetNs {
     /// # Errors
     /// The kernel refuses the namespace or a setting.
     pub fn new(name: &str) -> Result<Self> {
+        set_sigchld_blocked(true);
         let fd = std::thread::scope(|scope| {
             let made = scope.spawn(|| {
                 // SAFETY: unshare takes flags only and concerns this thread.
@@ -178,12 +179,14 @@ impl NetNs {
     }
 
     fn enter(&self) {
-        // SAFETY: setns takes a descriptor we hold and a flag; it moves this thread alone.
-        let entered =
-            checked(unsafe { libc::setns(self.inner.fd.as_raw_fd(), libc::CLONE_NEWNET) });
-        if let Err(error) = entered {
+        if let Err(error) = self.try_enter() {
             panic!("enter the network namespace `{}`: {error}", self.name());
         }
+    }
+
+    fn try_enter(&self) -> io::Result<()> {
+        // SAFETY: setns takes a descriptor we hold and a flag; it moves this thread alone.
+        checked(unsafe { libc::setns(self.inner.fd.as_raw_fd(), libc::CLONE_NEWNET) }).map(drop)
     }
 
     /// Spawns `command` inside the namespace. The child is killed when this process dies, however
@@ -192,14 +195,10 @@ impl NetNs {
     /// # Errors
     /// The program cannot be started.
     pub fn spawn(&self, mut command: Command) -> Result<Child> {
-        let ns = self.clone();
         let parent = std::process::id();
-        command.env(owner::VARIABLE, owner::token());
-        let enter = move || {
-            // SAFETY: both are plain system calls, allowed between fork and exec; the descriptor
-            // is held by the closure.
+        let die_with_us = move || {
+            // SAFETY: both are plain system calls, allowed between fork and exec.
             unsafe {
-                checked(libc::setns(ns.inner.fd.as_raw_fd(), libc::CLONE_NEWNET))?;
                 checked(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
                 if libc::getppid() as u32 != parent {
                     return Err(std::io::ErrorKind::Interrupted.into());
@@ -207,12 +206,20 @@ impl NetNs {
             }
             Ok(())
         };
-        // SAFETY: `enter` makes system calls only: no allocation, no lock.
-        unsafe { command.pre_exec(enter) };
+        // SAFETY: `die_with_us` makes system calls only: no allocation, no lock.
+        unsafe { command.pre_exec(die_with_us) };
+        self.spawn_alone(command)
+    }
+
+    /// As [`NetNs::spawn`], but the child outlives a test process that is killed. Without code of ours
+    /// between fork and exec the kernel need not copy the test's page tables, which took most of the
+    /// CPU time of the end-to-end tests.
+    fn spawn_alone(&self, mut command: Command) -> Result<Child> {
+        command.env(owner::VARIABLE, owner::token());
         let shown = shown(&command);
         let (reply, answer) = mpsc::channel();
         spawner()
-            .send((command, reply))
+            .send((self.clone(), command, reply))
             .expect("the spawner thread lives as long as the process");
         answer
             .recv()
@@ -239,7 +246,7 @@ impl NetNs {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let shown = shown(&command);
-        let child = self.spawn(command)?;
+        let child = self.spawn_alone(command)?;
         let watch = Watchdog::start(child.id());
         let output = child.wait_with_output();
         let output = watch.ended(&shown, output.tried(format!("wait for `{shown}`"))?)?;
@@ -471,9 +478,31 @@ impl Watchdog {
     }
 }
 
-type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
+type Order = (NetNs, Command, mpsc::Sender<io::Result<Child>>);
 
-/// PR_SET_PDEATHSIG fires when the *thread* that forked ends, so one thread that never ends forks.
+/// Blocks SIGCHLD in this thread and those that it starts, or unblocks it.
+///
+/// A SIGCHLD that nobody handles is discarded when it is sent, unless the thread that started the child
+/// blocks it, as the C library does while it starts another. The kernel then wakes any thread that does
+/// not block it, and a receive with a time limit in that thread fails with EINTR. Where every test blocks
+/// it, that is libtest's own thread, or the one that starts children, which does not block it because
+/// children inherit that.
+fn set_sigchld_blocked(blocked: bool) {
+    let how = match blocked {
+        true => libc::SIG_BLOCK,
+        false => libc::SIG_UNBLOCK,
+    };
+    // SAFETY: a set of signals on the stack, which the first call makes valid.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        libc::pthread_sigmask(how, &set, std::ptr::null_mut());
+    }
+}
+
+/// PR_SET_PDEATHSIG fires when the *thread* that forked ends, so one thread that never ends forks. It
+/// goes into the child's namespace itself, and back, so as to keep none alive.
 fn spawner() -> mpsc::Sender<Order> {
     static SPAWNER: OnceLock<mpsc::Sender<Order>> = OnceLock::new();
     let start = || {
@@ -481,8 +510,14 @@ fn spawner() -> mpsc::Sender<Order> {
         std::thread::Builder::new()
             .name("testbed-spawner".into())
             .spawn(move || {
-                for (mut command, reply) in inbox {
-                    let _ = reply.send(command.spawn());
+                set_sigchld_blocked(false);
+                let home = NetNs::of_process("the test's own", std::process::id());
+                let home = home.expect("open this process's network namespace");
+                for (ns, mut command, reply) in inbox {
+                    let child = ns.try_enter().and_then(|()| command.spawn());
+                    home.enter();
+                    drop(ns);
+                    let _ = reply.send(child);
                 }
             })
             .expect("start a thread");

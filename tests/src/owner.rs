@@ -72,7 +72,7 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
 }
 
 /// Those of them whose command line begins with `title`, as a process of slipgate's names itself.
-pub(crate) fn children_named(parent: u32, title: &str) -> Vec<u32> {
+pub fn children_named(parent: u32, title: &str) -> Vec<u32> {
     let is_named = |pid: &u32| {
         let line = fs::read(format!("/proc/{pid}/cmdline"));
         line.is_ok_and(|line| line.starts_with(title.as_bytes()))

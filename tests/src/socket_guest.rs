@@ -28,7 +28,9 @@ const MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 pub struct SocketGuest {
     /// Network namespace of the guest.
     pub ns: NetNs,
-    _wire: StreamWire,
+    tap: TapQueue,
+    /// `None` only while it is made anew.
+    wire: Option<StreamWire>,
 }
 
 impl SocketGuest {
@@ -37,13 +39,34 @@ impl SocketGuest {
     /// # Errors
     /// Nobody listens, or the guest can't be made.
     pub fn connect(path: &Path) -> Result<Self> {
+        let connecting = || format!("connect a guest to {}", path.display());
+        let stream = UnixStream::connect(path).tried(connecting())?;
+        Self::over(stream)
+    }
+
+    /// Makes a guest with this connection. It has no address yet.
+    ///
+    /// # Errors
+    /// The guest can't be made.
+    pub fn over(stream: UnixStream) -> Result<Self> {
         let ns = NetNs::new("socket-guest")?;
         let tap = TapQueue::alone(&ns, GUEST_DEVICE)?;
         let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
         // Its MTU is that of its lease.
         ns.ip(&format!("link set {GUEST_DEVICE} address {mac} up"))?;
-        let wire = StreamWire::connect(path, tap)?;
-        Ok(Self { ns, _wire: wire })
+        let wire = Some(StreamWire::over(stream, tap.clone())?);
+        Ok(Self { ns, tap, wire })
+    }
+
+    /// Cuts the connection wherever it is and makes another, as a VMM does that connects again. The guest's
+    /// stack goes on.
+    ///
+    /// # Errors
+    /// Nobody listens.
+    pub fn reconnect(&mut self, path: &Path) -> Result<()> {
+        self.wire = None;
+        self.wire = Some(StreamWire::connect(path, self.tap.clone())?);
+        Ok(())
     }
 
     /// Takes a lease by DHCP and applies it: address, route, MTU.
@@ -83,8 +106,16 @@ impl StreamWire {
     pub(crate) fn connect(path: &Path, queue: TapQueue) -> Result<Self> {
         let connecting = || format!("connect a guest to {}", path.display());
         let stream = UnixStream::connect(path).tried(connecting())?;
+        Self::over(stream, queue)
+    }
+
+    /// Has this connection for the queue.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(crate) fn over(stream: UnixStream, queue: TapQueue) -> Result<Self> {
         let has_ended = Arc::new(AtomicBool::new(false));
-        let copy = || stream.try_clone().tried(connecting());
+        let copy = || stream.try_clone().tried("copy a guest's connection");
         let (to, from) = (copy()?, copy()?);
         let [ended, over] = [has_ended.clone(), has_ended.clone()];
         let (out, into) = (queue.clone(), queue);

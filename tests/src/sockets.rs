@@ -2,9 +2,11 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, socket};
 
 use crate::error::checked;
 
@@ -70,36 +72,23 @@ pub(crate) fn bind_to_link(socket: &OwnedFd, ifindex: u32, protocol: u16) -> io:
     checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const link).cast(), len) }).map(drop)
 }
 
-/// A TCP socket bound to this port, which an ended connection may still have.
-pub(crate) fn tcp_from(port: u16) -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes numbers and returns a descriptor or -1.
-    let fd = checked(unsafe { libc::socket(libc::AF_INET, kind, 0) })?;
-    // SAFETY: a fresh descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-    let from = sockaddr(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
-    let len = size_of_val(&from) as libc::socklen_t;
-    // SAFETY: the address is readable for the length given.
-    checked(unsafe { libc::bind(socket.as_raw_fd(), (&raw const from).cast(), len) })?;
-    Ok(socket)
+/// A TCP socket toward an address, bound to this port, which an ended connection may still have.
+pub(crate) fn tcp_from(port: u16, to: SocketAddr) -> io::Result<OwnedFd> {
+    let (family, any) = match to {
+        SocketAddr::V4(_) => (AddressFamily::Inet, Ipv4Addr::UNSPECIFIED.into()),
+        SocketAddr::V6(_) => (AddressFamily::Inet6, Ipv6Addr::UNSPECIFIED.into()),
+    };
+    let made = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    set(&made, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    let from = SockaddrStorage::from(SocketAddr::new(any, port));
+    bind(made.as_raw_fd(), &from)?;
+    Ok(made)
 }
 
 /// Connects a socket and waits for the result.
-pub(crate) fn connect(socket: &impl AsRawFd, to: SocketAddrV4) -> io::Result<()> {
-    let to = sockaddr(to);
-    let len = size_of_val(&to) as libc::socklen_t;
-    // SAFETY: the address is readable for the length given.
-    checked(unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), len) }).map(drop)
-}
-
-fn sockaddr(address: SocketAddrV4) -> libc::sockaddr_in {
-    // SAFETY: sockaddr_in is plain data, for which zeroes are valid.
-    let mut out: libc::sockaddr_in = unsafe { std::mem::zeroed() };
-    out.sin_family = libc::AF_INET as u16;
-    out.sin_port = address.port().to_be();
-    out.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
-    out
+pub(crate) fn connect(socket: &impl AsRawFd, to: SocketAddr) -> io::Result<()> {
+    let to = SockaddrStorage::from(to);
+    Ok(nix::sys::socket::connect(socket.as_raw_fd(), &to)?)
 }
 
 /// Waits until `fd` has one of `events`, at most `timeout_ms` (-1: without limit). Returns the

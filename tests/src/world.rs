@@ -7,9 +7,10 @@
 //! ```
 //! The world has no route to guests, so a packet that leaves un-NATed is not answered.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::{
+    addresses_ipv6::HOST6,
     error::Result,
     ethtool,
     impairment::{Impairment, ImpairmentCounts},
@@ -58,6 +59,8 @@ pub struct WorldConfig {
     pub ip_forward: bool,
     /// The host's uplink addresses, each /24.
     pub host_addresses: Vec<Ipv4Addr>,
+    /// The host's address on the uplink by IPv6, in a /64, where [`World::give_ipv6`] is called.
+    pub host_address6: Ipv6Addr,
     /// The servers' addresses, on the world's loopback.
     pub server_addresses: Vec<Ipv4Addr>,
 }
@@ -70,6 +73,7 @@ impl Default for WorldConfig {
             offloads: true,
             ip_forward: false,
             host_addresses: vec![HOST],
+            host_address6: HOST6,
             server_addresses: vec![SERVER, SERVER_2],
         }
     }

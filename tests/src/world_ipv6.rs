@@ -1,21 +1,12 @@
 //! IPv6 in the private world: addresses of the same places, and the routes between them.
 
-use std::net::Ipv6Addr;
-
+pub use crate::addresses_ipv6::*;
 use crate::{
+    GUEST_DEVICE, Guest,
     error::Result,
     netns::NetNs,
     world::{UPLINK, WORLD_LINK, World},
 };
-
-/// The world's router address on the uplink.
-pub const ROUTER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1);
-/// The host's address on the uplink.
-pub const HOST6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 2);
-/// The first server address.
-pub const SERVER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 0x10);
-/// The second server address.
-pub const SERVER6_2: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xff, 0, 0, 0, 0, 0x20);
 
 /// Lets the kernel of a namespace, which the testbed makes without IPv6, have it on these devices.
 ///
@@ -26,6 +17,27 @@ pub fn enable(ns: &NetNs, devices: &[&str]) -> Result<()> {
         ns.sysctl(&format!("net.ipv6.conf.{device}.disable_ipv6"), "0")?;
     }
     Ok(())
+}
+
+impl Guest {
+    /// Gives the guest [`GUEST6`] and a route by [`GATEWAY6`], without a question to anybody.
+    ///
+    /// # Errors
+    /// A sysctl can't be set, or `ip` refuses the address or the route.
+    pub fn give_ipv6(&self) -> Result<()> {
+        for of in ["default", GUEST_DEVICE] {
+            for key in ["accept_ra", "accept_dad"] {
+                self.ns.sysctl(&format!("net.ipv6.conf.{of}.{key}"), "0")?;
+            }
+        }
+        enable(&self.ns, &[GUEST_DEVICE])?;
+        self.ns
+            .ip(&format!("-6 addr add {GUEST6}/64 dev {GUEST_DEVICE} nodad"))?;
+        self.ns.ip(&format!(
+            "-6 route add default via {GATEWAY6} dev {GUEST_DEVICE}"
+        ))?;
+        Ok(())
+    }
 }
 
 impl World {
@@ -40,8 +52,9 @@ impl World {
             ns.sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0")?;
             enable(ns, &[device])?;
         }
+        let host = self.config().host_address6;
         self.host
-            .ip(&format!("-6 addr add {HOST6}/64 dev {UPLINK} nodad"))?;
+            .ip(&format!("-6 addr add {host}/64 dev {UPLINK} nodad"))?;
         self.net
             .ip(&format!("-6 addr add {ROUTER6}/64 dev {WORLD_LINK} nodad"))?;
         for server in [SERVER6, SERVER6_2] {

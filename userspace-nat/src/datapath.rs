@@ -5,9 +5,9 @@
 use std::net::IpAddr;
 
 use slipgate_abi::{
-    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey,
-    NameValue, NextHopRef, OwnerRef, Protocol, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref,
-    VmId, VmRef, VmRow, rate::RateRef,
+    Addresses6Ref, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6,
+    ForwardTarget, NameKey, NameValue, NextHopRef, OwnerRef, Protocol, RuleIndex, SequencesRef,
+    SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
 };
 pub use slipgate_model::route::Hop;
 use slipgate_model::{FlowAddresses, FlowTuple};
@@ -145,6 +145,10 @@ pub trait Tables {
     /// Returns the place of a number in this process's ring of first packets; `None` where there is no
     /// ring.
     fn first_packet(&self, number: u64) -> Option<FirstPacketRef>;
+    /// Returns an element of `EARLY_TAGS`; `None` where no early fragments are kept.
+    fn early_tag(&self, index: u32) -> Option<EarlyTagRef>;
+    /// Returns the copy of an early fragment at a place; `None` as for [`Tables::early_tag`].
+    fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef>;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.
     fn stats(&self, row: VmRow) -> VmStats;
     /// Returns the counters for packets that belong to no VM.

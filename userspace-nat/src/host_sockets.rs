@@ -8,12 +8,20 @@
 //! the next one of a kind that was taken is made ([`HostSockets::make_next`]), so that a first packet does
 //! not wait for that.
 //!
+//! The host may also refuse a socket its translated port: another process has bound it since, or the
+//! connection before is in TIME-WAIT, which is the host's where the guest closed first. Linux passes
+//! over a TIME-WAIT only if that connection had timestamps. So once a flow is in the tables, and before
+//! its first packet leaves, its socket is bound and connected ([`HostSockets::claim`]), and if the port
+//! is busy the flow gets another one. The first packet takes the socket ([`HostSockets::open`]). That
+//! makes no more system calls, either.
+//!
 //! The kernel gives the lowest number that is free. A number close to the limit therefore says that
 //! nearly all are used, by whatever: the last [`KEPT`] are not for flows, but for relayed connections,
 //! resolvers, a guest that connects again, and captures. Sockets that are only kept ready for relays
 //! ([`crate::relay::NamespaceSockets`]) are none of the last ones either.
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, RefCell, RefMut},
+    collections::VecDeque,
     io,
     net::IpAddr,
     os::fd::{AsRawFd, OwnedFd},
@@ -24,12 +32,20 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt},
 };
 use slipgate_abi::Protocol;
+use slipgate_model::FlowTuple;
+
+mod opening;
+
+pub(crate) use self::opening::Busy;
+use self::opening::{NotOpened, open};
 
 /// Descriptors that flows leave for other things.
 pub const KEPT: u64 = 64;
 
 /// Kinds of sockets: TCP, UDP and ICMP, each of two families.
 const KINDS: usize = 6;
+/// Sockets at most that were claimed and that no packet has taken yet.
+const MOST_CLAIMED: usize = 16;
 
 /// The host's sockets for flows.
 #[derive(Debug)]
@@ -40,16 +56,94 @@ pub struct HostSockets {
     made: RefCell<[Option<OwnedFd>; KINDS]>,
     /// What was taken last.
     taken: Cell<Option<(IpAddr, Protocol)>>,
+    /// Sockets of flows whose first packet has not left, or why they have none. The oldest is first.
+    claimed: RefCell<VecDeque<(FlowTuple, io::Result<OwnedFd>)>>,
+    /// Sockets whose connections are over, to be closed when there is time.
+    closing: RefCell<Vec<OwnedFd>>,
+    /// What the host says to each claim in place of making a socket.
+    #[cfg(test)]
+    pub(crate) refuses: Cell<Option<Busy>>,
 }
 
 impl HostSockets {
     /// `most`: descriptors that the process may have (`RLIMIT_NOFILE`).
-    pub const fn new(most: u64) -> Self {
+    pub fn new(most: u64) -> Self {
         Self {
             most,
             made: RefCell::new([const { None }; KINDS]),
             taken: Cell::new(None),
+            claimed: RefCell::default(),
+            closing: RefCell::default(),
+            #[cfg(test)]
+            refuses: Cell::default(),
         }
+    }
+
+    /// Makes the socket of a flow whose first packet is about to leave, for [`HostSockets::open`]. Any
+    /// error but that of a busy port is kept too: the packet's sender is told of it.
+    ///
+    /// # Errors
+    /// The host does not let the flow have its translated port toward the peer.
+    pub(crate) fn claim(&self, tuple: &FlowTuple) -> Result<(), Busy> {
+        #[cfg(test)]
+        if let Some(busy) = self.refuses.get() {
+            return Err(busy);
+        }
+        let mut opened = open(tuple, self);
+        if matches!(opened, Err(NotOpened::Busy(Busy::Waits, _))) && self.close_all() {
+            // It may have been one of these.
+            opened = open(tuple, self);
+        }
+        let opened = match opened {
+            Err(NotOpened::Busy(busy, _)) => return Err(busy),
+            opened => opened.map_err(io::Error::from),
+        };
+        let mut claimed = self.claimed.borrow_mut();
+        if claimed.len() == MOST_CLAIMED {
+            claimed.pop_front();
+        }
+        claimed.push_back((*tuple, opened));
+        Ok(())
+    }
+
+    /// Takes the socket that was claimed for a flow, or why there is none.
+    pub(crate) fn take_claimed(&self, tuple: &FlowTuple) -> Option<io::Result<OwnedFd>> {
+        let mut claimed = self.claimed.borrow_mut();
+        let at = claimed.iter().rposition(|(of, _)| of == tuple)?;
+        claimed.remove(at).map(|(_, opened)| opened)
+    }
+
+    /// Returns the socket of a flow: the one that was claimed for it, or one that is made now.
+    ///
+    /// # Errors
+    /// The host refuses, or no packet may go there.
+    pub(crate) fn open(&self, tuple: &FlowTuple) -> io::Result<OwnedFd> {
+        let claimed = self.take_claimed(tuple);
+        claimed.unwrap_or_else(|| Ok(open(tuple, self)?))
+    }
+
+    /// Gives a flow this socket, as if it had been claimed.
+    #[cfg(test)]
+    pub(crate) fn put_claimed(&self, tuple: FlowTuple, socket: OwnedFd) {
+        self.claimed.borrow_mut().push_back((tuple, Ok(socket)));
+    }
+
+    /// Closes what was claimed and not taken: the first packets did not leave.
+    pub(crate) fn give_up_claims(&self) {
+        self.claimed.borrow_mut().clear();
+    }
+
+    /// Sockets that are to be closed when there is time.
+    pub(crate) fn closing(&self) -> RefMut<'_, Vec<OwnedFd>> {
+        self.closing.borrow_mut()
+    }
+
+    /// Closes these now. Returns whether there were any.
+    pub(crate) fn close_all(&self) -> bool {
+        let mut closing = self.closing();
+        let were_some = !closing.is_empty();
+        closing.clear();
+        were_some
     }
 
     /// Whether the host has no socket for one more flow to `remote`, since it is out of descriptors or

@@ -1,6 +1,6 @@
 use std::{
     fs::File,
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr, TcpListener},
 };
 
 use super::*;
@@ -60,4 +60,35 @@ fn a_kind_of_socket_that_is_forbidden_is_no_shortage() {
     for short in [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM] {
         assert!(is_shortage(&short.into()), "{short}");
     }
+}
+
+#[test]
+fn a_port_of_another_socket_is_told_before_the_flow_begins_and_other_errors_with_its_first_packet()
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let tuple = |local: Ipv4Addr| FlowTuple {
+        scope: FlowTuple::WORLD,
+        local: local.into(),
+        remote: REMOTES[0],
+        local_port: listener.local_addr().unwrap().port(),
+        remote_port: 7,
+        protocol: Protocol::Tcp as u8,
+    };
+    let sockets = HostSockets::new(1 << 20);
+    let taken = tuple(Ipv4Addr::LOCALHOST);
+    assert_eq!(sockets.claim(&taken), Err(Busy::Bound));
+    assert!(sockets.take_claimed(&taken).is_none());
+    // The host does not have the address: no other port would do.
+    let elsewhere = tuple(Ipv4Addr::new(198, 51, 100, 9));
+    assert_eq!(sockets.claim(&elsewhere), Ok(()));
+    let error = sockets.take_claimed(&elsewhere).unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    assert!(sockets.take_claimed(&elsewhere).is_none(), "once");
+    // What was not taken does not pile up.
+    for _ in 0..2 * MOST_CLAIMED {
+        sockets.claim(&elsewhere).unwrap();
+    }
+    assert_eq!(sockets.claimed.borrow().len(), MOST_CLAIMED);
+    sockets.give_up_claims();
+    assert!(sockets.take_claimed(&elsewhere).is_none());
 }

@@ -17,6 +17,12 @@
 //! cookie of its server is valid (RFC 4987 section 3.6), an old acknowledgement is enough to open a
 //! connection that is not inspected. Such a port rests for the whole time.
 //!
+//! In user mode a flow ends in a socket of the host, whose TIME-WAIT it is that follows where the guest
+//! closes first. The host lets such a tuple be used again only if that connection had timestamps, which
+//! is not known before it is tried. So a port of such a flow is free at once until the host has refused
+//! one toward the destination ([`Freed::HostWaits`]). From then on these ports rest, as long as any port
+//! toward it is busy ([`Freed::GuestFirst`]).
+//!
 //! The number of resting ports is bounded ([`MAX_RESTING`]). Past the bound the oldest are freed
 //! early. For ports of inspected flows the bound holds because no further flow is inspected that
 //! might leave one ([`PortPool::may_inspect`]).
@@ -120,11 +126,19 @@ pub enum Freed {
     RestsForOthers,
     /// After a whole rest, with no exception: the flow was inspected.
     Inspected,
+    /// The guest closed a connection first, so the TIME-WAIT is not the server's. At once, unless the
+    /// host has refused a port toward this destination since the TIME-WAIT was its own: then as
+    /// [`Freed::HostWaits`].
+    GuestFirst,
+    /// After a rest of [`HOST_WAIT_NS`] with no exception: the host has the tuple in TIME-WAIT.
+    HostWaits,
     /// After a rest with no exception: another process was found to use the port, and no VM is
     /// charged for it meanwhile.
     Taken,
 }
 
+/// Rest of a port whose tuple the host has in TIME-WAIT, ns: Linux's 60 s, and what its timers are late.
+pub const HOST_WAIT_NS: u64 = 65 * SECOND_NS;
 /// Random tries for a port before the range is searched in order.
 const RANDOM_TRIES: usize = 8;
 /// Most resting ports that are examined for one that the VM may reuse early.
@@ -165,6 +179,8 @@ pub struct PortPool {
     toward: HashMap<Destination, Busy, foldhash::fast::RandomState>,
     /// Rests of ports whose flow was not inspected, those of ports that were reused early included.
     rests: RestOrder,
+    /// Those of ports that the host has in TIME-WAIT, which are shorter.
+    host_waits: RestOrder,
     /// Rests of ports of inspected flows.
     inspected: RestOrder,
     /// Number of rests in `inspected`, by VM id.
@@ -192,6 +208,7 @@ impl PortPool {
             reserved: HashMap::default(),
             toward: HashMap::default(),
             rests: VecDeque::new(),
+            host_waits: VecDeque::new(),
             inspected: VecDeque::new(),
             inspected_of: HashMap::default(),
             inspected_reserve: Reserve::new(MAX_RESTING, 1),
@@ -338,13 +355,15 @@ impl PortPool {
             given.vm == vm && !is_reserved(given.port) && self.offset(given.port).is_some()
         };
         let own = || given_back.iter().filter(is_own);
-        let is_its_again = |how| matches!(how, Freed::Safe | Freed::RestsForOthers);
+        let host_waits = toward.is_some_and(Busy::has_waited);
+        let is_safe = |how| how == Freed::Safe || how == Freed::GuestFirst && !host_waits;
+        let is_its_again = |how| is_safe(how) || how == Freed::RestsForOthers;
         if own().any(|given| given.is_reclaimed && is_its_again(given.how)) {
             return true;
         }
         let (none, mut one) = (Toward::default(), Toward::default());
         let toward = toward.map_or(&none, |toward| toward.view(&mut one));
-        let safe = given_back.iter().filter(|given| given.how == Freed::Safe);
+        let safe = given_back.iter().filter(|given| is_safe(given.how));
         let freed: Vec<(usize, VmId)> = safe
             .filter_map(|given| Some((self.offset(given.port)?, given.vm)))
             .collect();
@@ -415,7 +434,7 @@ impl PortPool {
         timestamps: bool,
         now_ns: u64,
     ) -> bool {
-        let is_early = timestamps || rest.early_ns <= now_ns;
+        let is_early = timestamps && !rest.is_firm || rest.early_ns <= now_ns;
         rest.vm == vm && is_early && !is_reserved(&self.reserved, to, rest.port)
     }
 
@@ -431,6 +450,12 @@ impl PortPool {
             }
             _ => clear(entry, offset, vm),
         }
+    }
+
+    /// Whether the port that was picked last was resting, so that the peer may have a former connection
+    /// of it in TIME-WAIT.
+    pub fn is_last_early(&self) -> bool {
+        self.early.is_some()
     }
 
     /// Picks a free port from the part that is kept for this process, for a VM that has less than
@@ -499,6 +524,25 @@ impl PortPool {
         };
         match how {
             Freed::Safe => clear(entry, offset, vm),
+            Freed::GuestFirst if !entry.get().has_waited() => clear(entry, offset, vm),
+            Freed::GuestFirst | Freed::HostWaits => {
+                let toward = entry.get_mut().whole();
+                toward.has_waited = true;
+                let ready_ns = now_ns + HOST_WAIT_NS;
+                toward.resting.push_back(Rest {
+                    port,
+                    vm,
+                    ready_ns,
+                    early_ns: u64::MAX,
+                    is_firm: true,
+                });
+                self.host_waits.push_back((ready_ns, to, port));
+                if self.host_waits.len() > MAX_RESTING
+                    && let Some(first) = self.host_waits.pop_front()
+                {
+                    self.end_rest(first, |toward| &mut toward.resting);
+                }
+            }
             Freed::Rests | Freed::RestsForOthers | Freed::Taken => {
                 let toward = entry.get_mut().whole();
                 let holder = if how == Freed::Taken { NOBODY } else { vm };
@@ -514,6 +558,7 @@ impl PortPool {
                         Freed::RestsForOthers => now_ns + EARLY_NS,
                         _ => u64::MAX,
                     },
+                    is_firm: false,
                 });
                 self.rests.push_back((ready_ns, to, port));
                 if self.rests.len() > MAX_RESTING
@@ -529,6 +574,7 @@ impl PortPool {
                     vm,
                     ready_ns,
                     early_ns: u64::MAX,
+                    is_firm: true,
                 };
                 entry.get_mut().whole().inspected.push_back(rest);
                 self.inspected.push_back((ready_ns, to, port));
@@ -543,6 +589,12 @@ impl PortPool {
         let mut left = PORTS_AT_ONCE;
         while left > 0
             && let Some(rest) = self.rests.pop_front_if(is_over)
+        {
+            left -= 1;
+            self.end_rest(rest, |toward| &mut toward.resting);
+        }
+        while left > 0
+            && let Some(rest) = self.host_waits.pop_front_if(is_over)
         {
             left -= 1;
             self.end_rest(rest, |toward| &mut toward.resting);
@@ -617,7 +669,8 @@ impl PortPool {
 
     /// Returns the number of destinations with a busy port, and the number of resting ports.
     pub fn sizes(&self) -> (usize, usize) {
-        (self.toward.len(), self.rests.len() + self.inspected.len())
+        let rests = self.rests.len() + self.host_waits.len() + self.inspected.len();
+        (self.toward.len(), rests)
     }
 
     fn offset(&self, port: u16) -> Option<usize> {

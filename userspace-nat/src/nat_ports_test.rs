@@ -55,6 +55,47 @@ fn rfc6888_req_8_a_safely_closed_port_is_free_at_once() {
 }
 
 #[test]
+fn a_port_that_the_host_keeps_in_time_wait_rests_as_long_and_no_longer() {
+    let (one, other) = (VmId::new(1), VmId::new(2));
+    let mut pool = pool(61_000..=61_001);
+    // The guest closed first, which the host minds only where it has said so.
+    let port = pool.pick(to(1), one, true, 0).unwrap();
+    pool.free(to(1), port, one, Freed::GuestFirst, 0);
+    assert_eq!(pool.busy(&to(1)), 0);
+    // Another kind of rest does not delay the end of these.
+    let rests = pool.pick(to(2), one, true, 0).unwrap();
+    pool.free(to(2), rests, one, Freed::Rests, 0);
+    let refused = pool.pick(to(1), one, true, 0).unwrap();
+    pool.free(to(1), refused, one, Freed::HostWaits, SECOND_NS);
+    let port = pool.pick(to(1), one, true, SECOND_NS).unwrap();
+    assert_ne!(port, refused);
+    pool.free(to(1), port, one, Freed::GuestFirst, 2 * SECOND_NS);
+    let given_back = GivenBack {
+        port,
+        vm: one,
+        how: Freed::GuestFirst,
+        is_reclaimed: true,
+    };
+    for vm in [one, other] {
+        let now_ns = HOST_WAIT_NS;
+        assert_eq!(pool.pick(to(1), vm, true, now_ns), None);
+        assert!(!pool.take(to(1), port, vm));
+        assert!(!pool.has_port(to(1), vm, true, now_ns, &[given_back]));
+    }
+    assert!(pool.has_port(to(3), one, true, 0, &[]));
+    pool.wake(SECOND_NS + HOST_WAIT_NS);
+    assert_eq!(pool.pick(to(1), one, false, 0), Some(refused));
+    assert_eq!(pool.pick(to(1), one, true, 0), None);
+    pool.free(to(1), refused, one, Freed::Safe, 0);
+    pool.wake(2 * SECOND_NS + HOST_WAIT_NS);
+    assert_eq!(pool.sizes(), (1, 1), "only the other kind");
+    // With the last rest the host's word is forgotten: it may have another setting by now.
+    let port = pool.pick(to(1), one, true, 0).unwrap();
+    pool.free(to(1), port, one, Freed::GuestFirst, 0);
+    assert_eq!(pool.busy(&to(1)), 0);
+}
+
+#[test]
 fn a_destinations_only_port_is_kept_as_any_other() {
     let (one, other) = (VmId::new(1), VmId::new(2));
     let mut pool = pool(61_000..=61_001);
@@ -518,7 +559,7 @@ proptest! {
         vms in 1u32..4,
         others in 0u64..8,
         reserved in prop::collection::vec(0u16..200, 0..3),
-        steps in prop::collection::vec((0u32..4, any::<prop::sample::Index>(), 0u8..10), 1..600),
+        steps in prop::collection::vec((0u32..4, any::<prop::sample::Index>(), 0u8..12), 1..600),
     ) {
         let mut pool = pool(61_000..=61_000 + (size - 1));
         pool.share_among(vms as usize);
@@ -541,6 +582,8 @@ proptest! {
             let how = match action {
                 6 | 7 => Freed::Safe,
                 8 => Freed::Rests,
+                9 => Freed::GuestFirst,
+                10 => Freed::HostWaits,
                 _ => Freed::RestsForOthers,
             };
             pool.free(to(1), port, VmId::new(vm), how, now_ns);

@@ -7,7 +7,7 @@
 //! The `virtio_net_hdr` (virtio 1.2 section 5.1.6, legacy length as by `TUNSETVNETHDRSZ` 10) says
 //! whether the frame is a GSO super-packet and whether its L4 checksum is still to be completed. A
 //! re-injected frame keeps this header, so that it stays whole.
-use std::{collections::VecDeque, fmt, io, os::fd::BorrowedFd, rc::Rc};
+use std::{collections::VecDeque, fmt, io, ops::Range, os::fd::BorrowedFd, rc::Rc};
 
 use nix::sys::epoll::{Epoll, EpollFlags};
 use slipgate_abi::{
@@ -15,6 +15,8 @@ use slipgate_abi::{
     portframe::PortFlags,
     segment::{self, Segments},
 };
+
+use slipgate_model::GuestTcpCounts;
 
 use crate::{host_sockets::HostSockets, stats::Traffic, vm::VmNet};
 
@@ -81,6 +83,11 @@ pub trait FrameIo {
     /// The host's sockets that flows end in, where they do (user mode).
     fn host_sockets(&self) -> Option<Rc<HostSockets>> {
         None
+    }
+    /// What the flows that end here keep of their guest's segments, and counts of them (user mode, whose
+    /// port has one guest).
+    fn tcp_counts(&self) -> GuestTcpCounts {
+        GuestTcpCounts::default()
     }
     /// Does what was put off until the thread has nothing else to do. Returns whether there is something
     /// to do at once now, without an event. Called where [`FrameIo::is_looked_at`] says so.
@@ -393,6 +400,8 @@ pub struct Outbox {
     back_in: VecDeque<Vec<u8>>,
     /// Bytes of the frames in `back_in`.
     back_in_bytes: usize,
+    /// Numbers of the frames that the engine sends of its own accord.
+    unprompted: Vec<Range<usize>>,
 }
 
 /// Room below which the port counts as full, bytes: a frame without segmentation, of the usual MTU, and
@@ -417,6 +426,7 @@ impl Outbox {
             port_room: usize::MAX,
             back_in: VecDeque::new(),
             back_in_bytes: 0,
+            unprompted: Vec::new(),
         }
     }
 
@@ -442,6 +452,21 @@ impl Outbox {
         };
         vm.stats.traffic(Traffic::TxToGuest, packets, bytes);
         Ok(())
+    }
+
+    /// Queues a packet of a flow as if the guest had just sent it: the kernel translates it, counts it in
+    /// the flow and sends it.
+    ///
+    /// # Errors
+    /// When the outbox is full.
+    pub fn as_guest(
+        &mut self,
+        vm: &VmNet,
+        vnet: VirtioNetHdr,
+        l3: &[u8],
+    ) -> Result<(), OutboxFull> {
+        let header = command(Command::Forward, vm.row, vm.id.get());
+        self.push(header, ethertype_of(l3), vnet, l3)
     }
 
     /// Queues a packet of either family without offload metadata for one side of a VM's network, and counts it
@@ -544,6 +569,24 @@ impl Outbox {
             .map(|(start, end)| &self.bytes[start..*end])
     }
 
+    /// Notes that the engine sends the frames from number `first` on of its own accord: nothing came for
+    /// their guests. See [`Outbox::prompted_frames`].
+    pub(crate) fn are_unprompted_from(&mut self, first: usize) {
+        let frames = first..self.len();
+        match self.unprompted.last_mut() {
+            Some(last) if last.end == first => last.end = frames.end,
+            _ if frames.is_empty() => {}
+            _ => self.unprompted.push(frames),
+        }
+    }
+
+    /// Returns the queued frames, but for those that the engine sends of its own accord.
+    pub(crate) fn prompted_frames(&self) -> impl Iterator<Item = &[u8]> {
+        let is_prompted = |number: &usize| !self.unprompted.iter().any(|own| own.contains(number));
+        let frames = self.frames().enumerate();
+        frames.filter_map(move |(number, frame)| is_prompted(&number).then_some(frame))
+    }
+
     /// Whether no frame is queued.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
@@ -562,6 +605,7 @@ impl Outbox {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
+        self.unprompted.clear();
     }
 }
 

@@ -23,7 +23,8 @@ pub const RATE_PER_SECOND: u32 = 1_000;
 /// Largest burst of answers of a kind.
 pub const BURST: u32 = 200;
 /// Segments about flows that are cut, per second and VM, and largest burst of them. A policy change
-/// cuts many flows in one moment, and the guest does not choose it.
+/// cuts many flows in one moment, and the guest does not choose it. Segments of no connection are
+/// answered by it too, where the allowance for refusals is exhausted.
 pub const CUT_RATE_PER_SECOND: u32 = 4_000;
 
 /// Builder and rate limiter of a VM's answers. Segments have an allowance of their own: refused

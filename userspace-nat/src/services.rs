@@ -1,5 +1,5 @@
 //! The services beside the translation: ARP, DHCP, DNS and the relay.
-use slipgate_abi::{DropReason, VmId, VmRow};
+use slipgate_abi::{Direction, DropReason, VmId, VmRow};
 
 use crate::{
     arp, dhcp,
@@ -92,8 +92,9 @@ impl Services {
             };
             if let Some(packet) = reply.to_packet() {
                 // A full outbox loses the answer; the guest's resolver asks again.
-                if let Err(reason) = answer(vm, ethertype_of(&packet), Some(&packet), cx) {
-                    vm.stats.dropped(reason, single(packet.len()));
+                match answer(vm, ethertype_of(&packet), Some(&packet), cx) {
+                    Ok(()) => vm.stats.saw(Direction::Rx, cx.now_ns),
+                    Err(reason) => vm.stats.dropped(reason, single(packet.len())),
                 }
             }
         }

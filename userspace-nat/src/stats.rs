@@ -10,8 +10,9 @@ use std::sync::atomic::{
 };
 
 use slipgate_abi::{
-    Counter, DropCounters, DropReason, EndedBefore, Refusal, RuleIndex, RuleRefusals, SlotIndex,
-    VmCounters,
+    Counter, Direction, DropCounters, DropReason, EndedBefore, Refusal, RuleIndex, RuleRefusals,
+    SlotIndex, VmCounters,
+    activity::LastPackets,
     count::{self, COUNTED_RULES},
     segment::Segments,
 };
@@ -137,28 +138,48 @@ impl VmStats {
         }
     }
 
-    /// Number of the VM's frames that the engine was handed over, without ARP requests and
-    /// neighbour solicitations that it answered, and DHCP messages.
-    pub fn frames_that_count(&self) -> u64 {
-        let c = self.counters;
-        // SAFETY: `new`'s promise; field addresses only.
-        let fields = unsafe {
-            [
-                &raw mut (*c).engine_rx_from_guest.packets,
-                &raw mut (*c).engine_rx_from_world.packets,
-                &raw mut (*c).arp_answers,
-                &raw mut (*c).dhcp_messages,
-                &raw mut (*c).ndp_answers,
-            ]
+    /// Notes a packet that counts as the VM's activity, and that is not a live flow's. `now_ns`:
+    /// `CLOCK_MONOTONIC`.
+    pub fn saw(&self, direction: Direction, now_ns: u64) {
+        let last = match direction {
+            Direction::Tx => LastPackets {
+                from_guest_ns: now_ns,
+                to_guest_ns: 0,
+            },
+            Direction::Rx => LastPackets {
+                from_guest_ns: 0,
+                to_guest_ns: now_ns,
+            },
         };
-        // SAFETY: as above; the fields have the atomic's size and alignment.
-        let [guest, world, arp, dhcp, ndp] =
-            fields.map(|field| unsafe { AtomicU64::from_ptr(field) }.load(Relaxed));
-        guest
-            .wrapping_add(world)
-            .wrapping_sub(arp)
-            .wrapping_sub(dhcp)
-            .wrapping_sub(ndp)
+        self.saw_until(last);
+    }
+
+    /// Notes times of packets that count as the VM's activity. Earlier ones change nothing.
+    pub fn saw_until(&self, last: LastPackets) {
+        let [from_guest, to_guest] = self.last();
+        from_guest.fetch_max(last.from_guest_ns, Relaxed);
+        to_guest.fetch_max(last.to_guest_ns, Relaxed);
+    }
+
+    /// Times of the last packets that count as the VM's activity, as far as they were noted: those
+    /// of live flows may be later.
+    pub fn last_packets(&self) -> LastPackets {
+        let [from_guest_ns, to_guest_ns] = self.last().map(|last| last.load(Relaxed));
+        LastPackets {
+            from_guest_ns,
+            to_guest_ns,
+        }
+    }
+
+    fn last(&self) -> [&AtomicU64; 2] {
+        let c = self.counters;
+        // SAFETY: `new`'s promise; the fields have the atomic's size and alignment.
+        unsafe {
+            [
+                AtomicU64::from_ptr(&raw mut (*c).last_from_guest_ns),
+                AtomicU64::from_ptr(&raw mut (*c).last_to_guest_ns),
+            ]
+        }
     }
 
     /// Counts a refused flow.

@@ -40,7 +40,7 @@ use slipgate_abi::{
     vm::VmFlags,
 };
 
-use slipgate_model::{FlowTuple, TupleKey, USERSPACE_GUEST, USERSPACE_PORT};
+use slipgate_model::{FlowTuple, GuestTcpCounts, TupleKey, USERSPACE_GUEST, USERSPACE_PORT};
 
 mod in_row;
 
@@ -696,7 +696,9 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
             let is_new = self.settle_link(now_ns).unwrap_or(true);
             self.has_more |= is_new || !self.queue.is_empty() || self.has_input();
         }
-        self.sockets.host().make_next();
+        let host = self.sockets.host();
+        host.give_up_claims();
+        host.make_next();
         self.has_more
     }
 
@@ -711,6 +713,10 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
 
     fn host_sockets(&self) -> Option<Rc<HostSockets>> {
         Some(self.sockets.host())
+    }
+
+    fn tcp_counts(&self) -> GuestTcpCounts {
+        self.sockets.tcp_counts()
     }
 
     fn is_looked_at(&self) -> bool {

@@ -8,8 +8,12 @@ use crate::{
     compile, privilege,
     run::become_program,
     setup,
-    workspace::{Workspace, say},
+    workspace::{Workspace, run, say},
 };
+
+/// Part of the benchmarks that boots Debian's kernel, and the init of its guest.
+const DISK_DEBIAN: &str = "disk-debian";
+const INIT: &str = "slipgate-rig-init";
 
 /// Installs the tools, builds, then replaces this process with the benchmark program.
 pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible> {
@@ -19,6 +23,20 @@ pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible
         say(format!("{why:#} (left out of the comparison)"));
     }
     compile::build(workspace, &compile::Build::default())?;
+    let mut init = None;
+    if args.iter().any(|arg| arg.contains(DISK_DEBIAN)) {
+        setup::kernels(workspace)?;
+        let mut cargo = workspace.cargo();
+        cargo.args([
+            "build",
+            "--release",
+            "--package=slipgate-testbed",
+            "--bin",
+            INIT,
+        ]);
+        run(&mut cargo)?;
+        init = Some(workspace.target.join("release").join(INIT));
+    }
     let mut cargo = workspace.cargo();
     cargo
         .args([
@@ -30,6 +48,9 @@ pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible
         ])
         .args(args)
         .env("SLIPGATE_BIN", workspace.target.join("release/slipgate"));
+    if let Some(init) = init {
+        cargo.env("SLIPGATE_RIG_INIT", init);
+    }
     privilege::run_binaries_as_root(workspace, &mut cargo)?;
     become_program(&mut cargo)
 }

@@ -11,19 +11,20 @@ use anyhow::{Context, Result, bail};
 use crate::{
     bpf,
     dist::AARCH64,
-    guest, setup,
+    guest, metadata, setup,
     workspace::{Workspace, capture, run, say},
 };
 
-/// Checks formatting, lints, layers, module cycles, documents, the ABI version, and that the binary
-/// compiles for aarch64. All checks run, even if one fails. File lengths are reported, but never fail.
+/// Checks formatting, lints, layers, module cycles, documents, the ABI version, that each crate compiles
+/// by itself, and that the binary compiles for aarch64. All checks run, even if one fails. File lengths
+/// are reported, but never fail.
 pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
     if only_cycles {
         return cycles::check(workspace);
     }
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 10] = [
+    let checks: [(&str, Check); 11] = [
         ("formatting", formatting),
         ("layers", layers::check),
         ("cycles of modules", cycles::check),
@@ -32,6 +33,7 @@ pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),
+        ("each crate by itself", compile_each_alone),
         ("the binary for aarch64", compile_for_other_machine),
         ("lints of the fuzz targets", lint_fuzz_targets),
     ];
@@ -83,6 +85,21 @@ fn lint_workspace(workspace: &Workspace) -> Result<()> {
         "--",
         "-Dwarnings",
     ]))
+}
+
+/// Compiles each crate with no other features of its dependencies than those that it asks for. In the
+/// whole workspace it has those of all crates, so what it forgot to ask for shows only where it is built
+/// alone, as the tests of some are.
+fn compile_each_alone(workspace: &Workspace) -> Result<()> {
+    let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
+    for package in members.iter().filter(|it| it.name != guest::NAME) {
+        run(workspace
+            .cargo()
+            .args(["check", "--quiet"])
+            .arg(format!("--package={}", package.name)))
+        .with_context(|| format!("{} does not compile by itself", package.name))?;
+    }
+    Ok(())
 }
 
 /// Compiles the binary for the other machine that releases are for, which has no VMM, as far as needs

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Name of the package and of the image.
-const NAME: &str = "slipgate-guest";
+pub(crate) const NAME: &str = "slipgate-guest";
 
 /// Compiler flags: a fixed load address, because nothing relocates the image, and no unwinding.
 const FLAGS: [&str; 2] = ["-Crelocation-model=static", "-Cpanic=abort"];

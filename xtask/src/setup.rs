@@ -12,6 +12,8 @@ mod debian;
 mod kernels;
 mod linker;
 pub(crate) mod packagers;
+mod packages;
+mod stun_client;
 mod tools;
 
 use std::path::PathBuf;
@@ -79,6 +81,11 @@ pub(crate) fn cni_clients(workspace: &Workspace) -> Result<()> {
     cni_clients::find_or_build(workspace)
 }
 
+/// Finds or fetches the foreign STUN client that tests how translated ports behave.
+pub(crate) fn stun_client(workspace: &Workspace) -> Result<()> {
+    stun_client::find_or_fetch(workspace)
+}
+
 /// Finds or installs what links programs for another machine, and returns the linker.
 pub(crate) fn cross_linker(workspace: &Workspace, target: &str) -> Result<PathBuf> {
     cross::find_or_install(workspace, target)
@@ -116,6 +123,10 @@ pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
         ),
         // The tests can do without, and say so.
         Err(why) => println!("kernels       none: {why:#}"),
+    }
+    match stun_client(workspace) {
+        Ok(()) => println!("STUN client   {}", stun_client::PACKAGE),
+        Err(why) => println!("STUN client   none: {why:#}"),
     }
     Ok(())
 }

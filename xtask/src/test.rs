@@ -7,6 +7,7 @@
 use std::{
     env,
     io::{BufRead, BufReader, pipe},
+    num::NonZero,
     panic::resume_unwind,
     path::{Path, PathBuf},
     process::Command,
@@ -88,7 +89,7 @@ const OF_THE_BINARY: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
 /// say so (`slipgate_testbed::turns`).
 const END_TO_END: &str = "slipgate-testbed";
 
-/// Variable with the number of the testbed's tests that run at once, one by default.
+/// Variable with the number of the testbed's tests that run at once, twice that of CPUs by default.
 const AT_ONCE: &str = "SLIPGATE_TESTS_AT_ONCE";
 
 /// Installs tools, builds, runs the tests, and prints their summary.
@@ -146,6 +147,11 @@ fn fetch(workspace: &Workspace) {
     }
     if let Err(why) = setup::cni_clients(workspace) {
         say(format!("tests by CNI's clients will be skipped: {why:#}"));
+    }
+    if let Err(why) = setup::stun_client(workspace) {
+        say(format!(
+            "tests by a foreign STUN client will be skipped: {why:#}"
+        ));
     }
 }
 
@@ -273,7 +279,9 @@ fn compiled_together<'a>(wanted: &[&'a str]) -> Vec<Vec<&'a str>> {
 fn test_threads(package: &str) -> Option<usize> {
     if package == END_TO_END {
         let wanted = env::var(AT_ONCE).ok().and_then(|text| text.parse().ok());
-        return Some(wanted.unwrap_or(1));
+        let wanted = wanted.filter(|number| *number > 0);
+        let cpus = || thread::available_parallelism().map_or(1, NonZero::get);
+        return Some(wanted.unwrap_or_else(|| 2 * cpus()));
     }
     OF_THE_BINARY.contains(&package).then_some(1)
 }

@@ -3,11 +3,11 @@
 use std::process::Command;
 
 use anyhow::Result;
-use slipgate_testbed::{Guest, World, baseline, world::UPLINK};
+use slipgate_testbed::{World, baseline, world::UPLINK};
 
 use super::BYTES_PER_SECOND;
 use crate::{
-    contender::{Contender, Stand, guest, own_version, version, world},
+    contender::{Contender, Stand, make_guest, make_world, own_version, version},
     machine::Pinning,
 };
 
@@ -48,11 +48,18 @@ impl Contender for Limit {
         }
     }
 
-    fn set_up(&self, pinning: Pinning, _ipv6: bool) -> Result<Stand> {
-        let world = World::with(world(*self == Self::Htb))?;
-        let guest = Guest::new(&world, guest(pinning))?;
+    fn has_ipv6(&self) -> bool {
+        true
+    }
+
+    fn set_up(&self, pinning: Pinning, ipv6: bool) -> Result<Stand> {
+        let world = make_world(*self == Self::Htb, ipv6)?;
+        let guest = make_guest(&world, pinning, ipv6)?;
         if *self == Self::Htb {
             baseline::plain_forwarding(&world, &guest)?;
+            if ipv6 {
+                baseline::plain_forwarding6(&world, &guest)?;
+            }
             for device in [guest.tap(), UPLINK] {
                 htb(&world, device)?;
             }
@@ -66,12 +73,15 @@ impl Contender for Limit {
             )?;
         }
         let rate = BYTES_PER_SECOND.to_string();
-        let args = [
+        let mut args = vec![
             "--tx-bytes-per-second",
             &rate,
             "--rx-bytes-per-second",
             &rate,
         ];
+        if ipv6 {
+            args.extend(["--ipv6", "nat"]);
+        }
         Stand::attached(world, guest, &args, pinning)
     }
 }

@@ -1,7 +1,7 @@
 //! A stream each way, and echoes beside it.
 
 use std::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -10,12 +10,12 @@ use anyhow::{Result, bail, ensure};
 use slipgate_testbed::{
     clients::{tcp, udp},
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::SERVER,
 };
 
 use super::BYTES_PER_SECOND;
 use crate::{
     contender::Stand,
+    family::{Families, Family},
     statistics::percentile,
     workload::{Limits, Metric, Sample, Unit, Workload},
 };
@@ -23,11 +23,19 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval between two echo requests.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// Data and length of a full segment with timestamps, bytes.
-const SEGMENT: (f64, f64) = (1_448.0, 1_500.0);
+/// Data of a full segment with timestamps, by IPv4 and by IPv6, bytes.
+const SEGMENT_DATA: [f64; 2] = [1_448.0, 1_428.0];
+/// Length of a full segment, bytes.
+const SEGMENT: f64 = 1_500.0;
 
-pub(crate) fn all() -> Vec<Box<dyn Workload>> {
-    vec![Box::new(Way::Up), Box::new(Way::Down)]
+pub(crate) fn all(families: Families) -> Vec<Box<dyn Workload>> {
+    let of = |family| {
+        let ways = [Way::Up, Way::Down];
+        ways.map(|way| Box::new(Limited { way, family }) as Box<dyn Workload>)
+    };
+    let wanted = Family::ALL.into_iter();
+    let wanted = wanted.filter(|family| families.includes(*family));
+    wanted.flat_map(of).collect()
 }
 
 #[derive(Clone, Copy)]
@@ -36,11 +44,17 @@ enum Way {
     Down,
 }
 
-impl Workload for Way {
+/// A stream through the VM's rate, and echoes of the same family.
+struct Limited {
+    way: Way,
+    family: Family,
+}
+
+impl Workload for Limited {
     fn name(&self) -> &'static str {
-        match self {
-            Self::Up => "rates-up",
-            Self::Down => "rates-down",
+        match self.way {
+            Way::Up => self.family.of("rates-up", "rates-up-ipv6"),
+            Way::Down => self.family.of("rates-down", "rates-down-ipv6"),
         }
     }
 
@@ -53,19 +67,28 @@ impl Workload for Way {
             Unit::PercentOfTheRate.of("rates-down share"),
             Unit::Milliseconds.of("rates-down RTT p95"),
         ];
-        match self {
-            Self::Up => &UP,
-            Self::Down => &DOWN,
+        const UP6: [Metric; 2] = [
+            Unit::PercentOfTheRate.of("rates-up-ipv6 share"),
+            Unit::Milliseconds.of("rates-up-ipv6 RTT p95"),
+        ];
+        const DOWN6: [Metric; 2] = [
+            Unit::PercentOfTheRate.of("rates-down-ipv6 share"),
+            Unit::Milliseconds.of("rates-down-ipv6 RTT p95"),
+        ];
+        match self.way {
+            Way::Up => self.family.of(&UP, &UP6),
+            Way::Down => self.family.of(&DOWN, &DOWN6),
         }
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let streams = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams)?;
-        let echo = UdpServer::start(&stand.world.net, (SERVER, 7007), UdpService::Echo)?;
-        let (address, way) = (streams.address(), *self);
+        let (net, server) = (&stand.world.net, self.family.server());
+        let streams = TcpServer::start(net, (server, 7000), TcpService::Streams)?;
+        let echo = UdpServer::start(net, (server, 7007), UdpService::Echo)?;
+        let (address, way) = (streams.address(), self.way);
         let stream = move |time| match way {
-            Self::Up => tcp::rate_up(address, time, TIMEOUT),
-            Self::Down => tcp::rate_down(address, time, TIMEOUT),
+            Way::Up => tcp::rate_up(address, time, TIMEOUT),
+            Way::Down => tcp::rate_down(address, time, TIMEOUT),
         };
         let echo_at = echo.address();
         // A thread of the guest's is the guest's too.
@@ -79,7 +102,8 @@ impl Workload for Way {
                 }
             })
         })?;
-        let share = rate.bits_per_second() / 8.0 * SEGMENT.1 / SEGMENT.0;
+        let [data, data6] = SEGMENT_DATA;
+        let share = rate.bits_per_second() / 8.0 * SEGMENT / self.family.of(data, data6);
         let [metric_share, metric_trip] = self.metrics() else {
             bail!("two metrics");
         };
@@ -96,7 +120,7 @@ impl Workload for Way {
 }
 
 /// Round trips over this time, ms. An echo that is lost has none.
-fn round_trips(address: SocketAddrV4, during: Duration) -> Result<Vec<f64>> {
+fn round_trips(address: SocketAddr, during: Duration) -> Result<Vec<f64>> {
     let until = Instant::now() + during;
     let mut trips = Vec::new();
     while Instant::now() < until {

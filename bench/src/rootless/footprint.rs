@@ -17,13 +17,20 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Connections of which the memory is measured, after as many that warm up.
-const CONNECTIONS: usize = 500;
+const CONNECTIONS: usize = 1_000;
 
 const IDLE: [Metric; 1] = [Unit::PercentOfACore.of("rootless idle")];
 const MEMORY: [Metric; 1] = [Unit::Kibibytes.of("rootless memory per connection")];
 
-pub(super) fn all() -> Vec<Box<dyn Workload>> {
-    vec![Box::new(Footprint::Idle), Box::new(Footprint::Memory)]
+/// What is measured before all traffic: what connections leave behind would hold those of the
+/// measurement.
+pub(super) fn of_a_fresh_process() -> Box<dyn Workload> {
+    Box::new(Footprint::Memory)
+}
+
+/// What is measured after all traffic.
+pub(super) fn after_traffic() -> Box<dyn Workload> {
+    Box::new(Footprint::Idle)
 }
 
 enum Footprint {

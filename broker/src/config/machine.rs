@@ -26,6 +26,8 @@ pub struct RunConfig {
     pub report: Option<PathBuf>,
     /// Bounds of the machine's process.
     pub bounds: VmmBounds,
+    /// Whether the VM is one that a daemon keeps: its TAP may be there.
+    pub is_kept: bool,
 }
 
 /// Bounds of a machine's process on the host, which are no part of the machine.
@@ -92,6 +94,9 @@ pub struct MachineSpec {
     /// The guest's MAC address.
     #[serde(serialize_with = "mac_as_text", deserialize_with = "mac_of_text")]
     pub mac: [u8; 6],
+    /// MTU of its TAP when it was saved, L3 bytes; `None`: it had none, or was not saved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
     /// The TAP's name, or a pattern with `%d` for the kernel to choose. Empty: there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tap: String,

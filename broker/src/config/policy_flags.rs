@@ -32,6 +32,9 @@ pub struct PolicyFlags {
     /// Permitted host-loopback services, in the form in which they are shown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     host_loopback: Vec<String>,
+    /// Whose routes the flows leave by where a policy names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    egress_routes: Option<String>,
     /// Settings of the `--vm` flags, by the VM's name.
     vms: BTreeMap<String, SaidOfVm>,
 }
@@ -87,6 +90,7 @@ impl Config {
             dns: flags.dns.clone(),
             forwards: flags.forwards.clone(),
             host_loopback: flags.host_loopback.iter().map(|e| e.to_string()).collect(),
+            egress_routes: flags.egress_routes.map(|routes| routes.name().to_owned()),
             vms: vms.collect(),
         }
     }

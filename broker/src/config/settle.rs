@@ -116,6 +116,12 @@ impl Config {
         self.has_mode(|mode| matches!(mode, Ipv6Mode::Nat | Ipv6Mode::Auto))
     }
 
+    /// Whether this VM's are, or may be.
+    pub(crate) fn translates_ipv6_of(&self, vm: &VmConfig) -> bool {
+        let mode = vm.ipv6.unwrap_or(self.network.ipv6);
+        matches!(mode, Ipv6Mode::Nat | Ipv6Mode::Auto)
+    }
+
     /// Whether a VM has a prefix that is routed to it, or may get one.
     pub(crate) fn may_have_routed_prefixes(&self) -> bool {
         self.is_daemon || self.has_mode(|mode| mode == Ipv6Mode::Routed)

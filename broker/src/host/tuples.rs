@@ -6,93 +6,156 @@
 //! tuple of one a moment later. So the ports have to be separate, or the addresses.
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr},
     ops::RangeInclusive,
 };
 
 use slipgate_abi::IfIndex;
 use slipgate_control::{
     Network,
-    host::{GuestsTuples, HostFacts},
+    host::{GuestsTuples, HostFacts, Sources},
+    netlink::{Address, AddressState},
 };
-use slipgate_policy::{
-    AddressPool,
-    document::{ConfigError, NAT_ADDRESSES},
-};
+use slipgate_policy::{AddressPool, document::ConfigError};
 
 use crate::config::{Config, HostNat};
 
-/// Most ways in which a pool meets the host's own NAT that an error names.
+/// Most ways in which guests' tuples meet the host's own NAT that an error names.
 const MOST_SHOWN: usize = 4;
+/// What else than a change helps.
+const OR_ACCEPT: &str = "or accept by --host-nat share that connections of the host's may break";
 
-/// Refuses to share the guests' address with the host's own NAT and sockets, unless their ports are
-/// separate, or `--host-nat share` accepts it: then it is logged. `serves`: whether guests are served
-/// here already, who would lose more by a refusal.
-pub(crate) fn check(
-    config: &Config,
-    (uplink, ifindex): (&str, IfIndex),
-    network: &Network,
-    serves: bool,
-) -> Result<(), ConfigError> {
-    let facts = HostFacts::read();
-    let mut met = Vec::new();
-    for ports in config.source_ports() {
-        let at = (uplink, ifindex);
-        let ipv6 = config.translates_ipv6();
-        let guests = guests_tuples(at, network, config.nat_address, ports, ipv6);
-        met.extend(facts.meets(&guests));
+/// Guests whose flows leave by one device with the same source addresses.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct GuestsAt {
+    /// Name of the device.
+    pub uplink: String,
+    /// Its index; [`IfIndex::NONE`]: it does not exist now.
+    pub ifindex: IfIndex,
+    /// Whose routes lead to it, in words; `None`: it is named as an uplink.
+    pub by_routes: Option<String>,
+    /// Source addresses of IPv4 flows; `None`: there are none; empty: those that the routes choose.
+    pub ipv4: Option<Vec<IpAddr>>,
+    /// The same of IPv6 flows.
+    pub ipv6: Option<Vec<IpAddr>>,
+}
+
+impl GuestsAt {
+    /// Guests whose addresses the routes choose. `has_ipv6`: whether flows of IPv6 are translated,
+    /// or may be.
+    pub fn new((uplink, ifindex): (&str, IfIndex), has_ipv6: bool) -> Self {
+        Self {
+            uplink: uplink.to_owned(),
+            ifindex,
+            by_routes: None,
+            ipv4: Some(Vec::new()),
+            ipv6: has_ipv6.then(Vec::new),
+        }
     }
-    if config.host_nat == HostNat::Share || serves {
-        met.iter().for_each(|met| tracing::warn!("{met}"));
-        return Ok(());
+
+    /// The same guests with addresses of a pool, for those families of theirs that it has addresses
+    /// of.
+    pub(crate) fn with(mut self, pool: &AddressPool) -> Self {
+        for (is_ipv6, own) in [(false, &mut self.ipv4), (true, &mut self.ipv6)] {
+            let of_pool: Vec<IpAddr> = pool.of_family(is_ipv6).collect();
+            if own.is_some() && !of_pool.is_empty() {
+                *own = Some(of_pool);
+            }
+        }
+        self
     }
-    match met.is_empty() {
-        true => Ok(()),
-        false => Err(ConfigError::new(
-            "--host-nat",
-            "refuse",
-            met.join("; "),
-            "or accept by --host-nat share that connections of the host's may break",
-        )),
+
+    /// Returns what their flows have at the device.
+    pub fn tuples(&self, network: &Network, ports: &RangeInclusive<u16>) -> GuestsTuples {
+        let own = || {
+            network
+                .addresses
+                .iter()
+                .filter(|of| of.ifindex == self.ifindex)
+        };
+        let sources = |of_guests: &Vec<IpAddr>, by_masquerade| Sources {
+            of_guests: of_guests.clone(),
+            by_masquerade,
+        };
+        GuestsTuples {
+            uplink: self.uplink.clone(),
+            by_routes: self.by_routes.clone(),
+            ports: ports.clone(),
+            ipv4: self.ipv4.as_ref().map(|of_guests| {
+                let first = first_address(own()).map(IpAddr::V4);
+                sources(of_guests, first.into_iter().collect())
+            }),
+            ipv6: self.ipv6.as_ref().map(|of_guests| {
+                let all = || own().filter(|of| is_global_ipv6(of));
+                let preferred = all().filter(|of| of.state != AddressState::Deprecated);
+                let by_masquerade = preferred.map(|of| of.address).collect();
+                match of_guests.is_empty() {
+                    true => sources(&all().map(|of| of.address).collect(), by_masquerade),
+                    false => sources(of_guests, by_masquerade),
+                }
+            }),
+        }
     }
 }
 
-/// Refuses source addresses of guests that the host's own NAT gives connections, too, unless ports
-/// are separate or `--host-nat share` accepts it: then it is logged.
-pub(crate) fn check_pool(
+/// Refuses to share the guests' address with the host's own NAT and sockets, unless their ports are
+/// separate, or `--host-nat share` accepts it. `serves`: whether guests are served here already, who
+/// would lose more by a refusal. Returns what is shared, which is logged.
+pub(crate) fn check(
     config: &Config,
-    (uplink, ifindex): (&str, IfIndex),
+    facts: &HostFacts,
+    uplink: (&str, IfIndex),
     network: &Network,
-    pool: &AddressPool,
-) -> Result<(), ConfigError> {
-    let facts = HostFacts::read();
-    let met = config.source_ports().flat_map(|ports| {
-        let addresses = pool.of_family(false).filter_map(|address| match address {
-            IpAddr::V4(address) => Some(address),
-            IpAddr::V6(_) => None,
-        });
-        let of = |address| guests_tuples((uplink, ifindex), network, Some(address), ports, false);
-        let met: Vec<String> = addresses
-            .flat_map(|of_pool| facts.translates_to(&of(of_pool)))
-            .collect();
-        met
-    });
+    serves: bool,
+) -> Result<BTreeSet<String>, ConfigError> {
+    let guests = of_all(config, uplink);
+    let met = config.source_ports();
+    let met = met.flat_map(|ports| facts.meets(&guests.tuples(network, ports)));
     let met: BTreeSet<String> = met.collect();
-    if config.host_nat == HostNat::Share {
-        if !met.is_empty() {
-            tracing::warn!("{}", some_of(&met));
-        }
-        return Ok(());
+    if config.host_nat == HostNat::Share || serves {
+        met.iter().for_each(|met| tracing::warn!("{met}"));
+        return Ok(met);
     }
     match met.is_empty() {
-        true => Ok(()),
-        false => Err(ConfigError::new(
-            NAT_ADDRESSES,
-            pool.texts().join(", "),
-            some_of(&met),
-            "or accept by --host-nat share that connections of the host's may break",
-        )),
+        true => Ok(met),
+        false => {
+            let met = Vec::from_iter(met).join("; ");
+            Err(ConfigError::new("--host-nat", "refuse", met, OR_ACCEPT))
+        }
     }
+}
+
+/// Returns what the command line says of guests at the uplink of all.
+pub(crate) fn of_all(config: &Config, uplink: (&str, IfIndex)) -> GuestsAt {
+    let all = GuestsAt::new(uplink, config.translates_ipv6());
+    GuestsAt {
+        ipv4: Some(config.nat_address.map(IpAddr::V4).into_iter().collect()),
+        ..all
+    }
+}
+
+/// Returns how the host's own NAT may give connections tuples of guests', in sentences.
+pub(crate) fn shared<'g>(
+    config: &Config,
+    facts: &HostFacts,
+    network: &Network,
+    guests: impl IntoIterator<Item = &'g GuestsAt>,
+) -> BTreeSet<String> {
+    let mut met = BTreeSet::new();
+    if facts.source_nat.iter().flatten().next().is_none() {
+        return met;
+    }
+    for guests in guests {
+        for ports in config.source_ports() {
+            met.extend(facts.translates_to(&guests.tuples(network, ports)));
+        }
+    }
+    met
+}
+
+/// Returns the error of a setting by which guests would share tuples with the host's own NAT.
+pub(crate) fn refused(key: &'static str, value: &str, met: &BTreeSet<String>) -> ConfigError {
+    ConfigError::new(key, value, some_of(met), OR_ACCEPT)
 }
 
 /// Joins the first of these sentences, and says how many are left out.
@@ -105,40 +168,16 @@ fn some_of(all: &BTreeSet<String>) -> String {
     }
 }
 
-/// Returns what guests' flows have at an uplink. `address`: their source address, if one is given.
-/// `has_ipv6`: whether guests have IPv6, or may get it.
-pub fn guests_tuples(
-    (uplink, ifindex): (&str, IfIndex),
-    network: &Network,
-    address: Option<Ipv4Addr>,
-    ports: &RangeInclusive<u16>,
-    has_ipv6: bool,
-) -> GuestsTuples {
-    GuestsTuples {
-        uplink: uplink.to_owned(),
-        address,
-        masquerade: first_address(network, ifindex),
-        ports: ports.clone(),
-        addresses6: has_ipv6.then(|| addresses6(network, ifindex)),
-    }
+/// Whether it is an IPv6 address that packets to the world may have.
+fn is_global_ipv6(of: &Address) -> bool {
+    matches!(of.address, IpAddr::V6(address) if !address.is_unicast_link_local())
+        && of.state != AddressState::Unusable
 }
 
-/// The IPv6 addresses of a device that packets to the world may have.
-fn addresses6(network: &Network, ifindex: IfIndex) -> Vec<Ipv6Addr> {
-    let all = network.addresses.iter().filter(|of| of.ifindex == ifindex);
-    let all = all.filter_map(|of| match of.address {
-        IpAddr::V6(address) => Some(address),
-        IpAddr::V4(_) => None,
-    });
-    all.filter(|address| !address.is_unicast_link_local())
-        .collect()
-}
-
-/// The IPv4 address that masquerading gives packets at a device: its first one, if it has only one
-/// network. With several it depends on the next hop.
-fn first_address(network: &Network, ifindex: IfIndex) -> Option<Ipv4Addr> {
-    let all = network.addresses.iter().filter(|of| of.ifindex == ifindex);
-    let mut all = all.filter_map(|of| match of.address {
+/// The IPv4 address that masquerading gives packets at a device with these addresses: the first one, if
+/// they are of one network. With several it depends on the next hop.
+fn first_address<'a>(of_device: impl Iterator<Item = &'a Address>) -> Option<Ipv4Addr> {
+    let mut all = of_device.filter_map(|of| match of.address {
         IpAddr::V4(address) => Some((address, of.prefix_len)),
         IpAddr::V6(_) => None,
     });

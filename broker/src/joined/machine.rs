@@ -6,7 +6,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{signal::Signal, signalfd::SignalFd},
 };
-use slipgate_ipc::engine::OnExit;
+use slipgate_ipc::{client::VmStatus, engine::OnExit};
 
 use super::JoinedVm;
 use crate::{
@@ -29,6 +29,11 @@ impl JoinedMachine {
             vm: Some(vm),
             joined,
         }
+    }
+
+    /// The VM as the daemon served it at the start.
+    pub(crate) fn claimed(&self) -> &VmStatus {
+        &self.joined.claimed
     }
 
     /// Watches the VM until it ends or is to end.

@@ -6,13 +6,23 @@
 //! to all of them; a route by a device that they are not attached to refuses.
 //!
 //! A rule by what the engine does not look at (ports, users, types of service) leaves what comes behind
-//! it undecided: flows are refused then, and never sent by a guess.
-use std::collections::{BTreeMap, BTreeSet};
+//! it undecided: the engine asks the kernel which table decides, and sends nothing by a guess. So all
+//! tables are followed that such an answer may name.
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use slipgate_abi::IfIndex;
 use slipgate_control::netlink::{Followed, Link, Network, Route, Rule, RuleKind, Table};
 use slipgate_ipc::engine::{FurtherRoutes, RouteDomain, RouteKind, RouteStep, StepAction};
+use slipgate_model::route::{
+    OUT_THERE, Query, Route as Found, RouteSnapshot, RouteTable,
+    ask::{self, Answer, Ask},
+    spread,
+};
 use slipgate_policy::EgressRoutes;
 
 use super::{Attached, network_view};
@@ -51,12 +61,11 @@ impl Attached {
         let tables = named.iter().filter_map(|routes| match routes {
             EgressRoutes::Table(number) => Some(*number),
             EgressRoutes::Vrf(device) => vrf_table(network, device),
-            EgressRoutes::Mark(_) => None,
+            EgressRoutes::Mark(_) | EgressRoutes::Host { .. } => None,
         });
-        let is_mark = |routes: &EgressRoutes| matches!(routes, EgressRoutes::Mark(_));
         let followed = Followed {
             tables: tables.collect(),
-            rules: named.iter().any(is_mark),
+            rules: named.iter().any(|routes| routes.mark().is_some()),
         };
         self.watch.follow(followed)?;
         self.domains.named = named;
@@ -67,14 +76,41 @@ impl Attached {
     /// Returns the names of the devices by which flows of these routes leave. None is a VM's TAP: a
     /// route by it refuses.
     pub(super) fn domain_devices(&self) -> BTreeSet<String> {
+        self.devices_of(&self.domains.named)
+    }
+
+    /// Returns the same of these routes alone, which policies name.
+    pub(super) fn devices_of(&self, routes: &BTreeSet<EgressRoutes>) -> BTreeSet<String> {
         let network = self.watch.network();
-        let devices = self.domain_routes().filter(|route| is_unicast(route));
+        let devices = self.routes_by(routes).filter(|route| is_unicast(route));
         let devices = devices.filter_map(|route| network.links.get(&route.oif?));
-        let devices = devices.filter(|link| !link.loopback && link.vrf_table.is_none());
-        let is_tap =
-            |link: &Link| self.vms.on_tap(&link.name).is_some() || self.is_served(link.ifindex);
-        let devices = devices.filter(|link| !is_tap(link));
+        let devices = devices.filter(|link| self.is_way_out(link));
         devices.map(|link| link.name.clone()).collect()
+    }
+
+    /// Whether flows may leave by a device that routes name.
+    fn is_way_out(&self, link: &Link) -> bool {
+        let is_tap = || self.vms.on_tap(&link.name).is_some() || self.is_served(link.ifindex);
+        !link.loopback && link.vrf_table.is_none() && !is_tap()
+    }
+
+    /// Whether packets of a VM with these routes leave for [`OUT_THERE`], by `uplink` if it is given.
+    /// `from`: the address that they have before they are routed. A rule that is by more than
+    /// addresses counts as if it led to each table in turn, because it does for some packets.
+    pub(super) fn domain_leads_to_ipv6(
+        &self,
+        routes: &EgressRoutes,
+        uplink: Option<IfIndex>,
+        from: Option<IpAddr>,
+    ) -> bool {
+        let network = self.watch.network();
+        let way = Query {
+            uplink,
+            from,
+            ..Query::to(OUT_THERE)
+        };
+        let all = (self.uplink.ifindex, |link: &Link| self.is_way_out(link));
+        leads(network, domain(network, routes), &way, all)
     }
 
     /// Whether a device is a VRF that a policy names.
@@ -88,7 +124,7 @@ impl Attached {
         let network = self.watch.network();
         let domains: Vec<RouteDomain> = self.domain_steps();
         let mut tables: BTreeMap<u32, Vec<_>> = BTreeMap::new();
-        for number in tables_of(&domains) {
+        for number in tables_of(network, &domains) {
             tables.insert(number, Vec::new());
         }
         for (number, routes) in &mut tables {
@@ -114,10 +150,21 @@ impl Attached {
         named.map(|routes| domain(network, routes)).collect()
     }
 
-    fn domain_routes(&self) -> impl Iterator<Item = &Route> {
-        let tables = tables_of(&self.domain_steps());
-        let routes = self.watch.network().routes.iter();
-        routes.filter(move |route| matches!(route.table, Table::Other(n) if tables.contains(&n)))
+    /// Returns the routes of the tables that these lead to.
+    fn routes_by(&self, named: &BTreeSet<EgressRoutes>) -> impl Iterator<Item = &Route> {
+        let network = self.watch.network();
+        let domains: Vec<_> = named.iter().map(|routes| domain(network, routes)).collect();
+        let tables = tables_of(network, &domains);
+        let is_host = |routes: &EgressRoutes| matches!(routes, EgressRoutes::Host { .. });
+        let has_main = named.iter().any(is_host);
+        network
+            .routes
+            .iter()
+            .filter(move |route| match route.table {
+                Table::Main => has_main,
+                Table::Local => false,
+                Table::Other(number) => tables.contains(&number),
+            })
     }
 
     /// Logs which of the routes lead nowhere, each once.
@@ -143,17 +190,75 @@ pub(super) fn vrf_table(network: &Network, device: &str) -> Option<u32> {
     network.link_by_name(device)?.vrf_table
 }
 
+/// Whether a domain leads where a query asks. `of_all`: uplink of the VMs that have none of their own;
+/// `is_way_out`: whether flows may leave by a device.
+fn leads(
+    network: &Network,
+    domain: RouteDomain,
+    query: &Query,
+    (of_all, is_way_out): (IfIndex, impl Fn(&Link) -> bool),
+) -> bool {
+    // The other routes of a host may be many, and none of them decides.
+    let covering = || network.routes.iter().filter(|route| route.covers(query.to));
+    let devices = covering().filter_map(|route| network.links.get(&route.oif?));
+    let devices = devices.filter(|link| is_way_out(link));
+    let devices: BTreeSet<IfIndex> = devices.map(|link| link.ifindex).collect();
+    let of_main = covering().filter(|route| !matches!(route.table, Table::Other(_)));
+    let tables = tables_of(network, std::slice::from_ref(&domain));
+    let of_table = |number: u32| {
+        let its = covering().filter(|route| route.table == Table::Other(number));
+        (number, network_view::routes(its).collect())
+    };
+    let routes = domain.routes.clone();
+    let table = RouteTable::new(&RouteSnapshot {
+        uplink_ifindex: Some(of_all),
+        vm_uplinks: devices.into_iter().collect(),
+        addresses: network_view::addresses(network).collect(),
+        routes: network_view::routes(of_main).collect(),
+        further: FurtherRoutes {
+            domains: vec![domain],
+            tables: tables.iter().copied().map(of_table).collect(),
+        },
+    });
+    let by = |ask: &mut Ask<'_>| table.lookup_for(Some(&routes), query, &mut spread::first, ask);
+    match by(&mut ask::nobody) {
+        Found::Via { .. } => true,
+        Found::Undecided { .. } => tables.into_iter().chain([MAIN]).any(|number| {
+            let found = by(&mut || Some(Answer::Table(number)));
+            matches!(found, Found::Via { .. })
+        }),
+        _ => false,
+    }
+}
+
 fn is_unicast(route: &Route) -> bool {
     route.kind == slipgate_control::netlink::RouteKind::Unicast
 }
 
-fn tables_of(domains: &[RouteDomain]) -> BTreeSet<u32> {
-    let steps = domains.iter().flat_map(|it| it.ipv4.iter().chain(&it.ipv6));
-    let tables = steps.filter_map(|step| match step.action {
-        StepAction::Table(number) => Some(number),
-        _ => None,
-    });
-    tables.collect()
+/// Returns the tables besides `main` that domains have steps to, or that the kernel may name where
+/// a step asks it.
+fn tables_of(network: &Network, domains: &[RouteDomain]) -> BTreeSet<u32> {
+    let mut tables = BTreeSet::new();
+    for domain in domains {
+        for (is_ipv6, steps) in [(false, &domain.ipv4), (true, &domain.ipv6)] {
+            tables.extend(steps.iter().filter_map(|step| match step.action {
+                StepAction::Table(number) => Some(number),
+                _ => None,
+            }));
+            let asks = |step: &RouteStep| matches!(step.action, StepAction::Undecided { .. });
+            let mark = domain.routes.mark().filter(|_| steps.iter().any(asks));
+            let Some(mark) = mark else { continue };
+            let is_asked = |rule: &&Rule| {
+                let is_table = rule.action == RuleKind::ToTable;
+                let is_own = [MAIN, LOCAL].contains(&rule.table);
+                let may_be_for = is_for_mark(rule, mark) || rule.is_inverted;
+                rule.is_ipv6 == is_ipv6 && is_table && !is_own && may_be_for
+            };
+            let asked = network.rules.iter().filter(is_asked);
+            tables.extend(asked.map(|rule| rule.table));
+        }
+    }
+    tables
 }
 
 /// Returns the way to the routes that a policy names.
@@ -165,7 +270,12 @@ fn domain(network: &Network, routes: &EgressRoutes) -> RouteDomain {
     let steps = |is_ipv6| match routes {
         EgressRoutes::Table(number) => by_table(Some(*number)),
         EgressRoutes::Vrf(device) => by_table(vrf_table(network, device)),
-        EgressRoutes::Mark(mark) => steps_of_mark(&network.rules, *mark, is_ipv6),
+        EgressRoutes::Mark(mark) => {
+            steps_of_mark(&network.rules, (*mark, StepAction::Main), is_ipv6)
+        }
+        EgressRoutes::Host { mark } => {
+            steps_of_mark(&network.rules, (*mark, StepAction::AnyOfMain), is_ipv6)
+        }
     };
     RouteDomain {
         routes: routes.clone(),
@@ -176,7 +286,6 @@ fn domain(network: &Network, routes: &EgressRoutes) -> RouteDomain {
 
 /// Says why flows by these routes can't leave, or not as the policy means it.
 fn trouble_with(network: &Network, domain: &RouteDomain) -> Option<String> {
-    let all = || domain.ipv4.iter().chain(&domain.ipv6);
     if let EgressRoutes::Vrf(device) = &domain.routes
         && vrf_table(network, device).is_none()
     {
@@ -184,17 +293,19 @@ fn trouble_with(network: &Network, domain: &RouteDomain) -> Option<String> {
             "there is no VRF {device} now: flows are refused until there is"
         ));
     }
-    let undecided = all().find_map(|step| match step.action {
-        StepAction::Undecided { priority } => Some(priority),
-        _ => None,
-    });
-    if let Some(priority) = undecided {
-        return Some(format!(
-            "the rule {priority} of `ip rule` has a condition that slipgate does not check, such as ports or \
-             users: flows that come to it are refused. Name the table instead of the mark"
-        ));
+    let all = || domain.ipv4.iter().chain(&domain.ipv6);
+    let has_main = |step: &RouteStep| step.action == StepAction::AnyOfMain;
+    if matches!(domain.routes, EgressRoutes::Host { .. }) && all().any(has_main) {
+        // They are those of everything that the host sends.
+        return None;
     }
-    let tables = tables_of(std::slice::from_ref(domain));
+    let tables = tables_of(network, std::slice::from_ref(domain));
+    if let EgressRoutes::Host { mark: 0 } = domain.routes {
+        return tables.iter().all(|table| *table == DEFAULT).then(|| {
+            "no rule of `ip rule` leads to a table with routes: flows are refused until one does"
+                .to_owned()
+        });
+    }
     if tables.iter().all(|table| *table == DEFAULT) {
         return Some(
             "no rule of `ip rule` leads packets with this mark to a table of its own: flows leave as \
@@ -211,19 +322,23 @@ fn trouble_with(network: &Network, domain: &RouteDomain) -> Option<String> {
 const DEFAULT: u32 = 253;
 
 /// Returns the tables that the kernel asks for packets with a mark that the host itself makes, and that
-/// are bound to no device.
-fn steps_of_mark(rules: &[Rule], mark: u32, is_ipv6: bool) -> Vec<RouteStep> {
+/// are bound to no device. `main`: the step to the table `main`.
+fn steps_of_mark(rules: &[Rule], (mark, main): (u32, StepAction), is_ipv6: bool) -> Vec<RouteStep> {
     let mut rules: Vec<&Rule> = rules.iter().filter(|it| it.is_ipv6 == is_ipv6).collect();
     if rules.is_empty() {
-        return vec![RouteStep::all(StepAction::Main)];
+        return vec![RouteStep::all(main)];
     }
     rules.sort_by_key(|rule| rule.priority);
+    let mut digest = DefaultHasher::new();
+    rules.hash(&mut digest);
+    let digest = digest.finish();
     let mut steps = Vec::new();
     let mut at = 0;
     while let Some(rule) = rules.get(at) {
         at += 1;
         let undecided = StepAction::Undecided {
             priority: rule.priority,
+            rules: digest,
         };
         let (has_addresses, mut step) = match is_for_mark(rule, mark) {
             // All of it or none of it holds, as the rule says.
@@ -236,17 +351,17 @@ fn steps_of_mark(rules: &[Rule], mark: u32, is_ipv6: bool) -> Vec<RouteStep> {
                 },
             ),
             // `not`, by addresses and more: it is for all that the addresses do not match, and some others.
-            true if rule.is_by_more && rule.is_inverted => (false, RouteStep::all(undecided)),
+            true if rule.is_by_more() && rule.is_inverted => (false, RouteStep::all(undecided)),
             true => (rule.from.is_some() || rule.to.is_some(), by_addresses(rule)),
         };
         if step.is_inverted && !has_addresses {
             // It is for all but all.
             continue;
         }
-        let is_undecided = rule.is_by_more && is_for_mark(rule, mark);
+        let is_undecided = rule.is_by_more() && is_for_mark(rule, mark);
         step.action = match rule.action {
             _ if is_undecided => undecided,
-            RuleKind::ToTable if rule.table == MAIN => StepAction::Main,
+            RuleKind::ToTable if rule.table == MAIN => main,
             // The engine asks it first.
             RuleKind::ToTable if rule.table == LOCAL => continue,
             RuleKind::ToTable => StepAction::Table(rule.table),
@@ -262,8 +377,8 @@ fn steps_of_mark(rules: &[Rule], mark: u32, is_ipv6: bool) -> Vec<RouteStep> {
             }
             RuleKind::Goto(_) | RuleKind::Unknown => undecided,
         };
-        let ends =
-            !has_addresses && !matches!(step.action, StepAction::Main | StepAction::Table(_));
+        // What comes behind one that refuses all is for nobody.
+        let ends = !has_addresses && matches!(step.action, StepAction::Refuse(_));
         steps.push(step);
         if ends {
             break;

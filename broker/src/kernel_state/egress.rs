@@ -16,8 +16,8 @@ use slipgate_policy::{
     document::{ConfigError, LoadedPolicy, NAT_ADDRESSES},
 };
 
-use super::{Attached, ResourceTaken, ServedVm, domains::vrf_table};
-use crate::{config::VmConfig, host};
+use super::{Attached, ResourceTaken, domains::vrf_table};
+use crate::config::VmConfig;
 
 impl Attached {
     /// Returns the name of the uplink that a VM's flows leave by, if it or its policy names one.
@@ -34,11 +34,11 @@ impl Attached {
     }
 
     /// Returns the source addresses that a VM may have; none: the routes choose.
-    pub(super) fn pool_of(&self, vm: &ServedVm) -> AddressPool {
-        if !vm.config.nat_addresses.is_empty() {
-            return vm.config.nat_addresses.clone();
+    pub(super) fn pool_of(&self, vm: &VmConfig) -> AddressPool {
+        if !vm.nat_addresses.is_empty() {
+            return vm.nat_addresses.clone();
         }
-        let policy = self.policies.loaded(&vm.config.policy);
+        let policy = self.policies.loaded(&vm.policy);
         policy.map_or_else(AddressPool::default, |policy| {
             policy.settings.nat_addresses.clone()
         })
@@ -113,6 +113,7 @@ impl Attached {
             }
             let pool = &settings.nat_addresses;
             self.check_pool(pool, &whose, settings.egress.uplink.as_deref())?;
+            self.check_shares_of_policy(settings)?;
             let others = self.vms.iter().map(|vm| &vm.config);
             if let Some((address, vm)) = owner_among(others, pool) {
                 let text = format!(
@@ -197,7 +198,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Checks that answers to these addresses come to this host, and to nobody on it but slipgate.
+    /// Checks that answers to these addresses come to this host.
     /// `uplink`: the device by which the flows leave, if it is not the uplink of all.
     fn check_pool(
         &self,
@@ -210,10 +211,7 @@ impl Attached {
         }
         let routes = RouteTable::new(&self.network_view().routes);
         let named = uplink.and_then(|name| self.watch.network().link_by_name(name));
-        let (uplink, ifindex) = match named {
-            Some(link) => (&*link.name, link.ifindex),
-            None => (&*self.uplink.name, self.uplink.ifindex),
-        };
+        let uplink = named.map_or(&*self.uplink.name, |link| &*link.name);
         let mut all = pool.addresses();
         if let Some(missing) = all.find(|address| !routes.may_send_from(*address)) {
             let bits = if missing.is_ipv4() { 32 } else { 128 };
@@ -227,7 +225,7 @@ impl Attached {
                 ),
             ));
         }
-        host::check_pool(&self.config, (uplink, ifindex), self.watch.network(), pool)
+        Ok(())
     }
 }
 

@@ -1,14 +1,13 @@
 //! Which guests have IPv6.
 //!
-//! With `auto` a guest has it once its uplink leads to IPv6, and keeps it then: addresses and routes
-//! of a host come and go, and a guest that got its own addresses would not notice that they are
-//! taken away. While the uplink leads nowhere, names have no IPv6 addresses for it, so nothing of
-//! the guest waits.
-use std::collections::HashMap;
+//! With `auto` a guest has it once its uplink leads to IPv6, or the routes that its policy names do, and
+//! keeps it then: addresses and routes of a host come and go, and a guest that got its own addresses
+//! would not notice that they are taken away. While nothing leads there, names have no IPv6 addresses
+//! for it, so nothing of the guest waits.
+use std::{collections::HashMap, net::IpAddr};
 
-use ipnet::IpNet;
 use slipgate_control::{
-    netlink::{Network, Table},
+    netlink::{Network, Route, Table},
     vm,
 };
 use slipgate_ipc::{client::GuestIpv6Status, engine::VmSpec};
@@ -16,6 +15,7 @@ use slipgate_model::{
     GuestIpv6, IfIndex, Ipv6Mode, RouteSnapshot,
     route::{OUT_THERE, RouteTable},
 };
+use slipgate_policy::EgressRoutes;
 
 use super::{Attached, ServedVm, network_view, vms::ipv6_in_row};
 use crate::config::{GuestNetwork, MIN_MTU6, VmConfig};
@@ -72,18 +72,26 @@ impl Ipv6Wish {
 /// Whether an uplink leads to IPv6 now. The engine decides the same for names, by the same function.
 pub(crate) fn leads_to_ipv6(network: &Network, uplink: IfIndex) -> bool {
     // The other routes of a host may be many, and none of them decides.
-    let covers = |route: &&slipgate_control::netlink::Route| {
-        let prefix = IpNet::new(route.destination, route.prefix_len);
-        let is_main = !matches!(route.table, Table::Other(_));
-        is_main && prefix.is_ok_and(|prefix| prefix.contains(&std::net::IpAddr::V6(OUT_THERE)))
-    };
+    let decides =
+        |route: &&Route| !matches!(route.table, Table::Other(_)) && route.covers(OUT_THERE);
     let snapshot = RouteSnapshot {
         uplink_ifindex: Some(uplink),
         addresses: network_view::addresses(network).collect(),
-        routes: network_view::routes(network.routes.iter().filter(covers)).collect(),
+        routes: network_view::routes(network.routes.iter().filter(decides)).collect(),
         ..RouteSnapshot::default()
     };
     RouteTable::new(&snapshot).leads_to_ipv6(Some(uplink))
+}
+
+/// How flows of a VM leave, as far as it decides whether they lead to IPv6.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct WayOut {
+    /// Only link by which they may leave; `None`: any that the routes name.
+    uplink: Option<IfIndex>,
+    /// Routes that the policy names.
+    routes: Option<EgressRoutes>,
+    /// Source address that rules of the host compare, if a pool gives one.
+    from: Option<IpAddr>,
 }
 
 impl Attached {
@@ -92,9 +100,33 @@ impl Attached {
     pub(super) fn guest_ipv6(&self, config: &VmConfig, mtu: u32) -> Option<GuestIpv6> {
         self.ipv6_wish(config)
             .granted((&config.name, &config.tap, mtu), || {
-                self.uplink_of(config)
-                    .is_some_and(|uplink| leads_to_ipv6(self.watch.network(), uplink))
+                self.leads(&self.way_out(config))
             })
+    }
+
+    fn way_out(&self, vm: &VmConfig) -> WayOut {
+        let Some(routes) = self.routes_of(vm) else {
+            return WayOut {
+                uplink: self.uplink_of(vm),
+                routes: None,
+                from: None,
+            };
+        };
+        let names_one = self.uplink_named_by(vm).is_some();
+        WayOut {
+            // One that does not exist is none of the host's.
+            uplink: names_one.then(|| self.uplink_of(vm).unwrap_or(IfIndex::NONE)),
+            routes: Some(routes.clone()),
+            from: self.pool_of(vm).of_family(true).next(),
+        }
+    }
+
+    fn leads(&self, way: &WayOut) -> bool {
+        match (&way.routes, way.uplink) {
+            (Some(routes), uplink) => self.domain_leads_to_ipv6(routes, uplink, way.from),
+            (None, Some(uplink)) => leads_to_ipv6(self.watch.network(), uplink),
+            (None, None) => false,
+        }
     }
 
     fn ipv6_wish(&self, config: &VmConfig) -> Ipv6Wish {
@@ -110,17 +142,17 @@ impl Attached {
         link.map(|link| link.ifindex)
     }
 
-    /// Gives IPv6 to VMs that have waited for it, because their uplinks lead there now. Returns
-    /// them for the engines, each with its worker. To be called after a change of routes or
-    /// addresses. It looks at all VMs only while some wait and something leads to IPv6, which is
-    /// once, and at each uplink once.
+    /// Gives IPv6 to VMs that have waited for it, because their uplinks or routes lead there now.
+    /// Returns them for the engines, each with its worker. To be called after a change of routes,
+    /// addresses or policies. It looks at all VMs only while some wait and something leads to IPv6,
+    /// which is once, and at each way out once.
     pub(crate) fn follow_ipv6(&mut self) -> Vec<(usize, VmSpec)> {
         let has_routes = self
             .watch
             .network()
             .routes
             .iter()
-            .any(|route| route.destination.is_ipv6() && route.prefix_len <= 3);
+            .any(|route| route.covers(OUT_THERE));
         if !has_routes {
             return Vec::new();
         }
@@ -129,23 +161,41 @@ impl Attached {
             .filter_map(|at| Some((at, awaited(&self.vms[at])?)))
             .collect();
         let mut told = Vec::new();
-        let mut leading = PerUplink::default();
+        let mut leading = PerWayOut::default();
         for (at, net) in waiting {
-            let vm = &self.vms[at];
-            let uplink = self.uplink_of(&vm.config);
-            let network = self.watch.network();
-            if !uplink.is_some_and(|uplink| leading.of(uplink, |at| leads_to_ipv6(network, at))) {
-                continue;
-            }
-            vm::set_ipv6(self.datapath.maps(), vm.open.row, Some(ipv6_in_row(&net)));
-            self.vms[at].ipv6 = Some(net);
-            let vm = &self.vms[at];
-            tracing::info!("{} has IPv6 now: its uplink leads there", vm.config.name);
-            if vm.is_up {
-                told.push((vm.worker, self.vm_spec(vm)));
+            let way = self.way_out(&self.vms[at].config);
+            if leading.of(way, |way| self.leads(way)) {
+                self.give_ipv6(at, net);
+                let vm = &self.vms[at];
+                if vm.is_up {
+                    told.push((vm.worker, self.vm_spec(vm)));
+                }
             }
         }
         told
+    }
+
+    /// Gives IPv6 to one VM that has waited for it, if its uplink or routes lead there now. To be
+    /// called after a change of its definition; the engine is not told.
+    pub(crate) fn follow_ipv6_of(&mut self, at: usize) {
+        let vm = &self.vms[at];
+        let awaited = self.ipv6_wish(&vm.config).awaited(vm.ipv6, vm.mtu);
+        if let Some(net) = awaited
+            && self.leads(&self.way_out(&vm.config))
+        {
+            self.give_ipv6(at, net);
+        }
+    }
+
+    fn give_ipv6(&mut self, at: usize, net: GuestIpv6) {
+        let vm = &self.vms[at];
+        vm::set_ipv6(self.datapath.maps(), vm.open.row, Some(ipv6_in_row(&net)));
+        let name = &vm.config.name;
+        match self.routes_of(&vm.config) {
+            None => tracing::info!("{name} has IPv6 now: its uplink leads there"),
+            Some(_) => tracing::info!("{name} has IPv6 now: its policy's routes lead there"),
+        }
+        self.vms[at].ipv6 = Some(net);
     }
 
     /// Returns the IPv6 of a VM's guest as clients see it.
@@ -161,13 +211,18 @@ impl Attached {
     }
 }
 
-/// Results of checks of uplinks during one event: each is checked once, however many VMs have it.
+/// Results of checks of ways out during one event: each is checked once, however many VMs have it.
 #[derive(Debug, Default)]
-struct PerUplink(HashMap<IfIndex, bool>);
+struct PerWayOut(HashMap<WayOut, bool>);
 
-impl PerUplink {
-    fn of(&mut self, uplink: IfIndex, look: impl FnOnce(IfIndex) -> bool) -> bool {
-        *self.0.entry(uplink).or_insert_with(|| look(uplink))
+impl PerWayOut {
+    fn of(&mut self, way: WayOut, look: impl FnOnce(&WayOut) -> bool) -> bool {
+        if let Some(known) = self.0.get(&way) {
+            return *known;
+        }
+        let leads = look(&way);
+        self.0.insert(way, leads);
+        leads
     }
 }
 

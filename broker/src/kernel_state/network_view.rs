@@ -8,7 +8,8 @@ use ipnet::{IpNet, Ipv4Net};
 use slipgate_abi::IfIndex;
 use slipgate_control::netlink::{self, AddressState, Network, Table};
 use slipgate_ipc::engine::{
-    FurtherRoutes, HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
+    FurtherRoutes, HopShare, HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot,
+    SourceUse,
 };
 use slipgate_policy::LocalAddresses;
 
@@ -118,5 +119,9 @@ fn route(route: &netlink::Route) -> Option<RouteEntry> {
         prefsrc: route.source,
         metric: route.metric,
         mtu: route.mtu,
+        share: HopShare {
+            weight: route.weight,
+            is_further: route.is_further,
+        },
     })
 }

@@ -10,13 +10,13 @@ use std::{
     net::IpAddr,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use ipnet::{IpNet, Ipv6Net};
-use slipgate_abi::{ForwardKey6, ForwardTarget, IfIndex};
+use slipgate_abi::{ForwardKey6, IfIndex};
 use slipgate_control::{
     groups::AllGroups,
-    maps::{Insert, InsertError, SharedMaps},
-    vm::{self, OpenVm},
+    routed::{self, Routed},
+    vm::OpenVm,
 };
 use slipgate_model::GuestIpv6;
 
@@ -55,7 +55,7 @@ impl Attached {
     /// Makes packets to a VM's routed prefix its own, and has neighbours answered.
     ///
     /// # Errors
-    /// The prefix is another process's VM's, or the map is full.
+    /// The prefix is another process's VM's, or around or within what such a VM has, or the map is full.
     pub(super) fn open_routed_prefix(
         &self,
         config: &VmConfig,
@@ -65,10 +65,12 @@ impl Attached {
         let Some(prefix) = prefix_of(ipv6) else {
             return Ok(());
         };
-        // Its VMs' prefixes do not overlap: an entry that does is of a definition that is gone, and is
-        // swept when forwards are written.
-        let is_other_process = |name: &str| !self.config.vms.iter().any(|vm| vm.name == name);
-        take_prefix(self.datapath.maps(), prefix, open, is_other_process)?;
+        // This process's VMs have none that overlap: an entry that does is of a definition that is gone,
+        // and is swept when forwards are written.
+        let ours: Vec<u32> = self.all_rows().collect();
+        let (maps, paths) = (self.datapath.maps(), self.datapath.paths());
+        let patience = self.datapath.patience();
+        routed::take(maps, paths, routed_of(prefix), open, &ours, patience)?;
         if let Some(e) = &self.neighbour_links.refused {
             tracing::warn!(
                 "{prefix}: a network card may filter out neighbour solicitations for guests' addresses \
@@ -82,7 +84,7 @@ impl Attached {
     /// Leaves packets to the prefix of a VM to the host again.
     pub(crate) fn close_routed_prefix(&self, open: &OpenVm, ipv6: Option<&GuestIpv6>) {
         if let Some(prefix) = prefix_of(ipv6)
-            && let Err(e) = leave_prefix(self.datapath.maps(), prefix, open)
+            && let Err(e) = routed::leave(self.datapath.maps(), routed_of(prefix), open.id)
         {
             tracing::warn!("{prefix}: {e}");
         }
@@ -97,7 +99,7 @@ impl Attached {
                 continue;
             };
             let (name, own) = (&vm.config.name, self.host_address_in(prefix));
-            let is_taken = maps.forwards6.get(&key_of(prefix));
+            let is_taken = maps.forwards6.get(&routed_of(prefix).key());
             let is_taken = matches!(is_taken, Ok(Some(target)) if target.id() == vm.open.id);
             match (own, is_taken) {
                 (Some(own), true) => {
@@ -127,7 +129,7 @@ impl Attached {
     pub(super) fn routed_prefixes(&self) -> HashSet<ForwardKey6> {
         let nets = self.vms.iter().filter_map(|vm| vm.ipv6);
         let routed = nets.filter(|net| net.is_routed);
-        routed.map(|net| key_of(net.prefix)).collect()
+        routed.map(|net| routed_of(net.prefix).key()).collect()
     }
 
     /// Checks that no address of the host is in a prefix that is to be one VM's alone.
@@ -206,71 +208,10 @@ fn prefix_of(ipv6: Option<&GuestIpv6>) -> Option<Ipv6Net> {
     ipv6.filter(|net| net.is_routed).map(|net| net.prefix)
 }
 
-/// Enters a prefix for a VM, in the place of one that is gone at most. `is_other_process`: whether the
-/// VM of a name is another process's.
-fn take_prefix(
-    maps: &SharedMaps,
-    prefix: Ipv6Net,
-    open: &OpenVm,
-    is_other_process: impl Fn(&str) -> bool,
-) -> anyhow::Result<()> {
-    let key = key_of(prefix);
-    let target = ForwardTarget::new(open.id, open.row, 0);
-    // A single address may be of a /64 that is another process's VM's.
-    let around = ForwardKey6::of_routed(prefix.network().into());
-    if around != key
-        && let Some(entry) = maps.forwards6.get(&around)?
-        && let Some(name) = holder_of(maps, &entry)
-        && is_other_process(&name)
-    {
-        bail!("{prefix} is of the /64 that is routed to {name}, a VM of another process: {REMEDY}");
-    }
-    loop {
-        match maps.forwards6.insert(&key, &target, Insert::New) {
-            Err(InsertError::Exists) => {}
-            done => {
-                return done
-                    .with_context(|| format!("the prefix {prefix}, which is routed to a VM"));
-            }
-        }
-        let Some(entry) = maps.forwards6.get(&key)? else {
-            continue;
-        };
-        if entry.id() != open.id
-            && let Some(name) = holder_of(maps, &entry)
-            && is_other_process(&name)
-        {
-            bail!("{prefix} is routed to {name}, a VM of another process: {REMEDY}");
-        }
-        maps.forwards6.remove(&key)?;
-    }
-}
-
-const REMEDY: &str = "give each VM a prefix of its own";
-
-/// Returns the name of the VM that an entry is of, if it is served.
-fn holder_of(maps: &SharedMaps, entry: &ForwardTarget) -> Option<String> {
-    vm::name_if_open(maps, entry.row()?, entry.id())
-}
-
-/// Removes the entry of a VM's prefix, unless it is another VM's by now.
-fn leave_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Result<()> {
-    let key = key_of(prefix);
-    if maps
-        .forwards6
-        .get(&key)?
-        .is_some_and(|entry| entry.id() == open.id)
-    {
-        maps.forwards6.remove(&key)?;
-    }
-    Ok(())
-}
-
-/// Key of a VM's /64, or of its single address.
-fn key_of(prefix: Ipv6Net) -> ForwardKey6 {
-    let first = prefix.network().into();
+/// What such a prefix is to the programs: a VM's /64, or its single address.
+fn routed_of(prefix: Ipv6Net) -> Routed {
     match prefix.prefix_len() {
-        128 => ForwardKey6::of_routed_address(first),
-        _ => ForwardKey6::of_routed(first),
+        128 => Routed::Address(prefix.network()),
+        _ => Routed::Prefix(prefix.network()),
     }
 }

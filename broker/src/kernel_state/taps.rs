@@ -19,7 +19,7 @@ use crate::host::tap_hints;
 
 impl Attached {
     /// Whether a device is a TAP with a guest's program, of any process.
-    pub(super) fn is_served(&self, ifindex: IfIndex) -> bool {
+    pub(crate) fn is_served(&self, ifindex: IfIndex) -> bool {
         let program = Program::GuestEgress;
         self.datapath.is_attached(program, ifindex)
     }
@@ -109,7 +109,8 @@ impl Attached {
             }
         }
         if !closed.is_empty() {
-            vm::remove_entries(maps, &closed)
+            let (paths, patience) = (self.datapath.paths(), self.datapath.patience());
+            vm::remove_entries(maps, paths, &closed, patience)
                 .context("removing the map entries of departed VMs")?;
         }
         Ok(())
@@ -135,6 +136,10 @@ impl Attached {
         let paths = self.datapath.paths();
         for owner in self.owners() {
             owner.forget_merged_taps(paths)?;
+            // Until they are in a record of our own, a successor needs the former ones.
+            if self.noted_hops.is_some() {
+                owner.forget_merged_next_hops(paths)?;
+            }
             owner.remove_merged_ports()?;
         }
         Ok(())

@@ -1,11 +1,13 @@
 //! A daemon's VMs as clients see them, and as a successor finds them.
+use std::collections::HashMap;
+
 use slipgate_abi::Protocol;
 use slipgate_ipc::{
     api::Event,
     client::{Filled, Room, VmState, VmStatus},
     engine::{SleepChange, VmId},
 };
-use slipgate_model::Knock;
+use slipgate_model::{Knock, Silence};
 
 use super::{Attached, ServedVm};
 use crate::persisted_vms;
@@ -59,16 +61,24 @@ impl Attached {
     }
 
     /// The engine of a worker has found that VMs of its, by id, are idle, or are not any more.
-    pub(crate) fn note_activity(&mut self, worker: usize, ids: &[VmId], is_idle: bool) {
-        let is_meant = |vm: &&mut ServedVm| vm.worker == worker && ids.contains(&vm.open.id);
-        for vm in self.vms.iter_mut().filter(is_meant) {
+    pub(crate) fn note_activity(
+        &mut self,
+        worker: usize,
+        changes: Vec<(VmId, Silence)>,
+        is_idle: bool,
+    ) {
+        let changes: HashMap<VmId, Silence> = changes.into_iter().collect();
+        for vm in self.vms.iter_mut().filter(|vm| vm.worker == worker) {
+            let Some(silence) = changes.get(&vm.open.id).copied() else {
+                continue;
+            };
             if std::mem::replace(&mut vm.is_idle, is_idle) == is_idle {
                 continue;
             }
             let vm = vm.config.name.clone();
             self.events.push(match is_idle {
-                true => Event::VmIdle { vm },
-                false => Event::VmBusy { vm },
+                true => Event::VmIdle { vm, silence },
+                false => Event::VmBusy { vm, silence },
             });
         }
     }

@@ -27,6 +27,11 @@ impl VmUplinks {
         self.named.contains(name)
     }
 
+    /// Returns the names of those that are present.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.attached.keys().map(String::as_str)
+    }
+
     /// Returns their interface indexes.
     pub(crate) fn ifindexes(&self) -> BTreeSet<IfIndex> {
         self.attached.values().copied().collect()

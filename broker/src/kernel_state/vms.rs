@@ -255,6 +255,12 @@ impl Attached {
         self.vms.named(name)
     }
 
+    /// Returns the names of VMs' TAPs that are not there now, or are not served.
+    pub(crate) fn absent_taps(&self) -> impl Iterator<Item = &str> {
+        let absent = self.vms.iter().filter(|vm| vm.tap_ifindex.is_none());
+        absent.map(|vm| &*vm.config.tap)
+    }
+
     /// Returns a VM's index among the served ones, by its id.
     pub(crate) fn index_of_id(&self, id: VmId) -> Option<usize> {
         self.vms.with_id(id)
@@ -287,7 +293,7 @@ impl Attached {
             policy: self.policy_index(vm),
             uplink: self.own_uplink(vm),
             routes: self.routes_of(&vm.config).cloned(),
-            nat_addresses: self.pool_of(vm),
+            nat_addresses: self.pool_of(&vm.config),
             host_loopback: vm.config.host_loopback.clone(),
             dns_per_second: vm.config.limits.dns_per_second,
             idle_after_s: vm.config.idle_after.unwrap_or(self.config.idle_after),

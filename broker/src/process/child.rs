@@ -193,8 +193,14 @@ fn keep(fd: RawFd) -> std::io::Result<()> {
 
 /// Returns a pidfd, which is readable when the process has ended.
 pub(crate) fn pidfd_of(child: &std::process::Child) -> std::io::Result<OwnedFd> {
-    // SAFETY: numbers only; the child has not been waited for, so the pid is its.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
+    // It has not been waited for, so the id is its.
+    pidfd_of_id(child.id())
+}
+
+/// As [`pidfd_of`], of the process that has this id now.
+pub(crate) fn pidfd_of_id(id: u32) -> std::io::Result<OwnedFd> {
+    // SAFETY: numbers only.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, id as libc::pid_t, 0) };
     if fd < 0 {
         return Err(std::io::Error::last_os_error());
     }

@@ -5,7 +5,7 @@ use slipgate_control::netlink::Changes;
 use slipgate_ipc::engine::ToEngine;
 
 use super::Broker;
-use crate::{host, kernel_errors::is_shortage};
+use crate::kernel_errors::is_shortage;
 
 impl Broker {
     /// Follows changes of the host's network. A change that can't be followed for lack of
@@ -45,6 +45,7 @@ impl Broker {
             self.parts.tell_vms_by_uplinks(&uplinks)?;
             self.parts.follow_ipv6()?;
             self.look_at_resolvers()?;
+            self.parts.attached.host_nat.look_soon();
         }
         if is_routing || changes.neighbours {
             self.parts.attached.refresh_next_hops()?;
@@ -92,7 +93,7 @@ impl Broker {
 
     pub(super) fn look_at_ports(&mut self) -> anyhow::Result<()> {
         // What can't be read now is as it was.
-        let Some(now) = host::bound(self.parts.attached.config.source_ports()) else {
+        let Some(now) = self.parts.attached.ports_in_use() else {
             return Ok(());
         };
         if now != self.reserved_ports {

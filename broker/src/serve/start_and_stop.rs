@@ -13,7 +13,6 @@ use crate::{
     control_api::Pending,
     counted,
     handover::HandedOver,
-    host,
     kernel_state::{Attached, FoundTap},
     machine_orders::{MachineOrders, Snapshots},
     parts::Parts,
@@ -53,7 +52,8 @@ impl Broker {
             false => format!("{}.sock", attached.first_row()),
         };
         let socket = attached.datapath.paths().run_dir.join(socket);
-        let reserved_ports = host::bound(attached.config.source_ports()).unwrap_or_default();
+        attached.read_translated();
+        let reserved_ports = attached.ports_in_use().unwrap_or_default();
         let start = |attached: &mut Attached| {
             let control = ControlServer::bind(&socket, owner)
                 .with_context(|| format!("listening on the control socket {}", socket.display()))?;
@@ -92,7 +92,7 @@ impl Broker {
         let snapshots = attached.config.snapshot_dir.clone();
         let most = attached.config.snapshots_max;
         let snapshots = snapshots.map(|directory| Snapshots { directory, most });
-        let machine_orders = match MachineOrders::new(snapshots) {
+        let machine_orders = match MachineOrders::new(snapshots, socket.clone()) {
             Ok(orders) => orders,
             Err(e) => {
                 attached.give_up();
@@ -106,6 +106,7 @@ impl Broker {
             policies: PolicyChanges::default(),
             vm_changes,
             machine_orders,
+            stopping: None,
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,

@@ -6,7 +6,7 @@ use slipgate_ipc::engine::{ToEngine, VmSpec};
 use slipgate_model::GuestIpv6;
 use slipgate_policy::{
     Settings,
-    document::{ConfigError, LoadedPolicies},
+    document::{CliOverrides, ConfigError, LoadedPolicies, RoutesOf},
 };
 
 use super::{Served, place::Place};
@@ -51,8 +51,19 @@ impl Served {
     }
 }
 
-/// Refuses what only the kernel's programs do.
-pub(super) fn check_egress(loaded: &LoadedPolicies) -> Result<(), ConfigError> {
+/// Refuses what only the kernel's programs do: of the command line, or of the policies.
+pub(super) fn check_egress(
+    flags: &CliOverrides,
+    loaded: &LoadedPolicies,
+) -> Result<(), ConfigError> {
+    if flags.egress_routes == Some(RoutesOf::Host) {
+        return Err(ConfigError::new(
+            "--egress-routes",
+            "host",
+            "user mode needs it not: its sockets leave as the host's do",
+            "leave it out, or use --mode hybrid",
+        ));
+    }
     let mut all = loaded.policies.iter().map(|policy| &policy.settings);
     let asks = |of: &&Settings| !of.nat_addresses.is_empty() || !of.egress.is_default();
     let Some(settings) = all.find(asks) else {
@@ -112,3 +123,7 @@ pub(super) fn spec(
         is_idle: false,
     }
 }
+
+#[cfg(test)]
+#[path = "described_test.rs"]
+mod tests;

@@ -10,6 +10,7 @@
 //! have to be copied first. And it does so where its memory has a limit, that of a cgroup: pages that the
 //! engine touches first would not count.
 use std::{
+    collections::BTreeSet,
     os::fd::OwnedFd,
     path::Path,
     process::ExitCode,
@@ -32,7 +33,7 @@ use crate::{
     process::MESSAGES_AT_ONCE,
     run::stop_vm,
     serve::End,
-    vm::{BegunVmm, How, Images, Report, ReportFile, Stages, Typed, Vm, micros},
+    vm::{BegunVmm, How, Images, Inherits, Report, ReportFile, Stages, Typed, Vm, micros},
 };
 
 /// The machine, and how it ended.
@@ -71,6 +72,11 @@ pub fn run_userspace_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
+    let is_restored = config.machine.restore.is_some();
+    let inherits = is_restored.then(|| Inherits::of_own(&config.nat));
+    if let Some(inherits) = &inherits {
+        inherits.log(&config.nat.vms[0].name);
+    }
     let ran = start(&mut config, images, log, begun).and_then(|(vm, link, how)| {
         let mut machine = Machine {
             name: config.nat.vms[0].name.clone(),
@@ -124,6 +130,7 @@ pub fn run_userspace_vm<N: Serialize>(
             stages: machine.stages,
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
+            inherits: inherits.as_ref(),
             restarts: vmm.as_ref().map_or(0, |end| end.restarts),
             vmm: vmm.map(|end| end.counters),
             nat: machine.nat,
@@ -147,7 +154,7 @@ fn start(
         how,
     } = LinkEnds::make(&config.machine, &config.bounds)?;
     let link = Some((theirs, memory));
-    let mut vm = Vm::prepare(config, images, link, log, begun)?;
+    let mut vm = Vm::prepare(config, images, &BTreeSet::new(), link, log, begun)?;
     vm.await_made(&config.machine)?;
     Ok((vm, ours, how))
 }

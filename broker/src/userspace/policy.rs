@@ -97,7 +97,7 @@ impl Served {
             bail!("it has other forwards, whose ports are taken at the start only");
         }
         let loaded = config.load_policies()?;
-        check_egress(&loaded)?;
+        check_egress(&config.flags, &loaded)?;
         let taken = self.place.take_in(loaded.policies, &self.view.local)?;
         let link = (self.vm.spec.mtu.into(), self.vm.spec.ipv6);
         let described = match &config.vms[..] {

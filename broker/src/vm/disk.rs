@@ -1,8 +1,11 @@
 //! Files behind the machine's disks: opened and locked for the VMM, which may open nothing.
 use std::{
     fs::{File, OpenOptions, TryLockError},
-    io::{Seek as _, SeekFrom},
-    os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    io::{self, Seek as _, SeekFrom},
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+    },
 };
 
 use slipgate_ipc::vmm::{DiskCache, RateLimit};
@@ -12,6 +15,11 @@ use crate::config::DiskSpec;
 
 /// Unit of a disk's size, bytes.
 const SECTOR_BYTES: u64 = 512;
+
+/// What is wrong with a file of `cache=none`, and what to do about it.
+const NO_DIRECT: &str =
+    "its file system can't pass the host's page cache by (O_DIRECT), which cache=none is";
+const CACHED: &str = "give one on another file system (ext4, XFS), or leave cache=none out";
 
 /// An open file behind a disk. It is locked for as long as a copy of the descriptor is open.
 #[derive(Debug)]
@@ -37,13 +45,18 @@ pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
     let refused = |problem: String, remedy: &str| {
         ConfigError::new("--disk", path.display(), problem, remedy.to_owned())
     };
+    let is_direct = *cache == DiskCache::None;
+    let direct = if is_direct { libc::O_DIRECT } else { 0 };
     let mut file = OpenOptions::new()
         .read(true)
         .write(!read_only)
         // A FIFO without a writer is not waited for.
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | direct)
         .open(path)
         .map_err(|e| {
+            if is_direct && e.raw_os_error() == Some(libc::EINVAL) {
+                return refused(NO_DIRECT.into(), CACHED);
+            }
             let how = if *read_only { "read" } else { "written" };
             let remedy = match read_only {
                 true => "give a file that is there",
@@ -64,6 +77,9 @@ pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
             format!("its size is {bytes} bytes"),
             "give a raw image of a multiple of 512 bytes (`truncate -s 1G FILE` makes one)",
         ));
+    }
+    if is_direct && !is_transferred_directly(&file).map_err(unknown)? {
+        return Err(refused(NO_DIRECT.into(), CACHED));
     }
     let locked = match read_only {
         true => file.try_lock_shared(),
@@ -86,6 +102,20 @@ pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
             "give one on a file system with locks",
         )),
     }
+}
+
+/// Returns whether the kernel transfers a file past the page cache that it has opened for that. Where
+/// the file system does not say, the VMM finds it out.
+fn is_transferred_directly(file: &File) -> io::Result<bool> {
+    // SAFETY: the structure has integers only, for which zeroes are values.
+    let mut about: libc::statx = unsafe { std::mem::zeroed() };
+    let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
+    let (file, about_it) = (file.as_raw_fd(), &raw mut about);
+    // SAFETY: the path ends with a zero, and the structure outlives the call.
+    if unsafe { libc::statx(file, path, flags, libc::STATX_DIOALIGN, about_it) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(about.stx_mask & libc::STATX_DIOALIGN == 0 || about.stx_dio_offset_align != 0)
 }
 
 #[cfg(test)]

@@ -31,6 +31,36 @@ fn a_disk_that_may_be_written_has_one_user_and_others_share_theirs() {
 }
 
 #[test]
+fn a_file_without_direct_transfers_is_refused_with_a_remedy() {
+    let direct = |path: &Path| {
+        let cache = DiskCache::None;
+        open(&DiskSpec {
+            cache,
+            ..spec(path, true)
+        })
+    };
+    // A regular file that the kernel makes up.
+    let made_up = Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
+    if made_up.exists() {
+        let said = direct(made_up).unwrap_err().to_string();
+        let name = made_up.display().to_string();
+        assert!(said.contains(&name) && said.contains("O_DIRECT"), "{said}");
+        assert!(said.contains("leave cache=none out"), "{said}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, [0; 4096]).unwrap();
+    match direct(&path) {
+        Ok(disk) => {
+            // SAFETY: no memory is passed.
+            let flags = unsafe { libc::fcntl(disk.file.as_raw_fd(), libc::F_GETFL) };
+            assert_ne!(flags & libc::O_DIRECT, 0);
+        }
+        Err(why) => println!("skipped: the file system of temporary files: {why}"),
+    }
+}
+
+#[test]
 fn what_can_be_no_disk_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");

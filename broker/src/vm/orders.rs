@@ -15,7 +15,7 @@ use std::{
 use anyhow::Context as _;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use slipgate_control::paths::netns_inode;
+use slipgate_control::{device::Device, paths::netns_inode};
 use slipgate_ipc::{
     client::{
         ClientAnswer, ClientId, ClientRequest, ControlServer, MachineEvent, MachineOrder,
@@ -332,6 +332,22 @@ impl Orders {
         status
     }
 
+    /// Notes what the TAP is by now.
+    fn describe_tap(&mut self) {
+        let tap = self.status.tap.as_deref();
+        let mtu = tap.and_then(|tap| Device::named(tap).and_then(|tap| tap.mtu()).ok());
+        if let Some(machine) = self
+            .saved
+            .get_mut("machine")
+            .and_then(|it| it.as_object_mut())
+        {
+            match mtu {
+                Some(mtu) => machine.insert("mtu".into(), mtu.into()),
+                None => machine.remove("mtu"),
+            };
+        }
+    }
+
     /// Passes the VMM's answer on.
     pub(crate) fn carried(&mut self, id: u64, error: Option<String>) {
         let Some(waiting) = self.waiting.remove(&id) else {
@@ -350,6 +366,7 @@ impl Orders {
         let answer = match (error, kind) {
             (Some(why), _) => ClientAnswer::error(why),
             (None, Kind::Snapshot) => {
+                self.describe_tap();
                 self.unfinished = (self.unfinished + 1).min(MOST_WAITING);
                 ClientAnswer::Saved {
                     machine: self.saved.clone(),

@@ -10,12 +10,12 @@ use std::{
 use anyhow::Context as _;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use serde::Serialize;
-use slipgate_ipc::vmm::GuestEnd;
-use slipgate_policy::document::ConfigError;
+use slipgate_ipc::{client::VmDefinition, vmm::GuestEnd};
+use slipgate_policy::document::{ConfigError, Quotas};
 
 use crate::{
-    config::{MachineSpec, Mode, RunConfig},
-    say,
+    config::{Config, MachineSpec, Mode, RunConfig},
+    counted, say,
 };
 
 /// How it all ended.
@@ -36,6 +36,8 @@ pub(crate) struct Report<'a, N> {
     pub(crate) first_line_us: Option<u64>,
     /// Time from there to the guest's end, µs.
     pub(crate) ran_us: Option<u64>,
+    /// What the VM of a restored machine has to the network; `None`: it was booted.
+    pub(crate) inherits: Option<&'a Inherits>,
     /// Number of times that the machine began anew after a reset.
     pub(crate) restarts: u64,
     /// The machine's counters; none when it was killed.
@@ -60,6 +62,100 @@ pub(crate) struct Stages {
     pub(crate) ready_us: u64,
     /// Until the TAP was served by the daemon, or by processes of its own.
     pub(crate) served_us: u64,
+}
+
+/// What the VM of a restored machine has to the network.
+#[derive(Debug, Serialize)]
+pub(crate) struct Inherits {
+    /// Whether it is another VM than the one that was saved, or that one.
+    vm: Which,
+    /// Name of its policy; `None`: the one without a name, or one of its own.
+    policy: Option<String>,
+    /// Whether it has rules of its own.
+    own_rules: bool,
+    /// Its forwards.
+    forwards: Vec<String>,
+    /// Quotas given for it, which replace those of its policy.
+    quotas: Quotas,
+    /// Whether its flows go on, and whether names that DNS had opened are open.
+    flows: bool,
+    names: bool,
+}
+
+/// Which VM a restored machine is to the network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Which {
+    New,
+    Same,
+}
+
+impl Inherits {
+    /// Those of a VM that is new to the network.
+    pub(crate) fn of_new(vm: &VmDefinition) -> Self {
+        Self {
+            vm: Which::New,
+            policy: vm.policy.clone(),
+            own_rules: vm.inline_policy.is_some(),
+            forwards: vm.forwards.clone(),
+            quotas: vm.quotas,
+            flows: false,
+            names: false,
+        }
+    }
+
+    /// Those of a VM that a daemon keeps. `flows`: whether its flows go on.
+    pub(crate) fn of_kept(vm: &VmDefinition, flows: bool) -> Self {
+        Self {
+            vm: Which::Same,
+            flows,
+            names: true,
+            ..Self::of_new(vm)
+        }
+    }
+
+    /// Those of the VM of a command with processes of its own.
+    pub(crate) fn of_own(nat: &Config) -> Self {
+        let vm = &nat.vms[0];
+        let own = vm.flags.quotas;
+        let of_all = nat.flags.quotas;
+        let mut forwards: Vec<String> = nat.forwards.iter().map(|it| it.spec.clone()).collect();
+        forwards.dedup();
+        Self {
+            own_rules: !nat.flags.rules.is_empty() || nat.flags.default.is_some(),
+            ..Self::of_new(&VmDefinition {
+                policy: vm.policy.clone(),
+                forwards,
+                quotas: own.or(of_all),
+                ..VmDefinition::default()
+            })
+        }
+    }
+
+    /// Says it in a line.
+    pub(crate) fn log(&self, name: &str) {
+        let policy = match (&self.policy, self.own_rules) {
+            (Some(policy), false) => format!("the policy {policy}"),
+            (Some(policy), true) => format!("the policy {policy} with rules of its own"),
+            (None, true) => "rules of its own".to_owned(),
+            (None, false) => "the default policy".to_owned(),
+        };
+        let quotas = match self.quotas == Quotas::default() {
+            true => "the quotas of that policy",
+            false => "quotas of its own",
+        };
+        let forwards = counted(self.forwards.len() as u64, "forward");
+        let rest = match (self.vm, self.flows) {
+            (Which::New, _) => "no flow and no open name of the saved one",
+            (Which::Same, true) => "its flows and open names go on",
+            (Which::Same, false) => "its open names go on, its flows have ended",
+        };
+        let is = match self.vm {
+            Which::New => "a new VM to the network",
+            Which::Same => "the VM that it was to the network",
+        };
+        tracing::info!("{name} is {is}: {policy}, {quotas}, {forwards}; {rest}");
+    }
 }
 
 /// Returns a time in µs, as the report states it.
@@ -117,6 +213,7 @@ impl<'a, N> Report<'a, N> {
             stages: None,
             first_line_us: None,
             ran_us: None,
+            inherits: None,
             restarts: 0,
             vmm: None,
             nat: None,

@@ -178,6 +178,29 @@ fn end_flows(socket: &Path, name: &str) -> bool {
 }
 
 fn end_flows_within(socket: &Path, name: &str, within: Duration) -> bool {
+    match ask_to_end_flows(socket, name, within) {
+        Ok(flows) => {
+            let ended = counted(flows, "flow");
+            tracing::info!("{name} has reset itself; ended {ended} of its former life");
+            true
+        }
+        Err(why) => {
+            tracing::error!("{name} has reset itself, and its flows can't be ended: {why}");
+            false
+        }
+    }
+}
+
+/// Has the broker behind a socket end the flows of a VM, of which its guest does not know. Returns how
+/// many there were.
+///
+/// # Errors
+/// They are not ended in time; the text says why.
+pub(crate) fn end_generation(socket: &Path, name: &str) -> Result<u64, String> {
+    ask_to_end_flows(socket, name, ENDED_WITHIN)
+}
+
+fn ask_to_end_flows(socket: &Path, name: &str, within: Duration) -> Result<u64, String> {
     let until = Instant::now() + within;
     loop {
         // An answer that takes longer than what is left is none. Zero would be no limit.
@@ -190,18 +213,13 @@ fn end_flows_within(socket: &Path, name: &str, within: Duration) -> bool {
         let why = match ask_within(socket, request, left) {
             Ok(ClientAnswer::Engine {
                 reply: EngineReply::Cut { flows },
-            }) => {
-                let ended = counted(flows, "flow");
-                tracing::info!("{name} has reset itself; ended {ended} of its former life");
-                return true;
-            }
+            }) => return Ok(flows),
             Ok(ClientAnswer::Error { error, .. }) => error,
             Ok(_) => "an answer to another question".to_owned(),
             Err(e) => format!("{:#}", anyhow::Error::from(e)),
         };
         if Instant::now() >= until {
-            tracing::error!("{name} has reset itself, and its flows can't be ended: {why}");
-            return false;
+            return Err(why);
         }
         thread::sleep(ASK_AGAIN);
     }

@@ -6,7 +6,7 @@
 //! own ([`slipgate_ipc::vsock`]), with the number of a port and nothing else, and is passed the
 //! connected descriptor. A thread of this process connects, and not its loop: so that waits for no
 //! file system, and a guest with many requests does not keep it from the NAT's work. Under root the
-//! thread is a user of its own, with no capability but the one to use files of others
+//! thread acts as a user of its own, with no capability but the one to use files of others
 //! ([`CAP_DAC_OVERRIDE`]): a program that asks who is at the other end (SO_PEERCRED) is not told that
 //! it is root. It ends with the VMM.
 //!

@@ -64,7 +64,10 @@ impl Attached {
         definition: &VmDefinition,
         is_applying: bool,
     ) -> anyhow::Result<Put> {
+        self.see_host_nat_for_request();
         let new = self.check_definition(definition)?;
+        self.unless_shared(|attached| Ok(attached.check_shares_of_vm(&new)?))?;
+        self.host_nat.look_soon();
         match self.index_of(&new.name) {
             None => self.add_vm(new),
             Some(at) => self.change_vm(at, new, is_applying),

@@ -75,6 +75,11 @@ impl TiedMachine {
         Some(status)
     }
 
+    /// Whether it has said that it ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
     /// Its client has gone.
     pub(super) fn gone(&mut self, vm: &str, events: &mut Vec<Event>) {
         if self.status().is_some() {

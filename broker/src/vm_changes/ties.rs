@@ -101,9 +101,21 @@ impl Ties {
         self.untied.insert(vm.to_owned(), due);
     }
 
+    /// The VM stays, whether its client comes back or not.
+    pub(crate) fn forget_awaited(&mut self, vm: &str) {
+        self.untied.remove(vm);
+    }
+
     /// Whether a client has the VM.
     pub(crate) fn has(&self, vm: &str) -> bool {
         self.of_vm.contains_key(vm)
+    }
+
+    /// Whether the machine of the client that has the VM has said that it ended: the client goes soon.
+    pub(crate) fn is_ending(&self, vm: &str) -> bool {
+        let number = self.of_vm.get(vm);
+        let tied = number.and_then(|number| self.tied.get(number));
+        tied.is_some_and(|tied| tied.machine.has_ended())
     }
 
     /// Ties a VM to a client.

@@ -83,4 +83,14 @@ fn a_machine_has_the_id_of_the_process_that_made_its_socket() {
         (machine.name.as_str(), machine.pid),
         ("a", std::process::id())
     );
+    assert!(!ties.is_ending("a"));
+    // It says that it ends before it does.
+    let event = r#""event": {"ended": {"outcome": "stopped", "exit_code": 143}}"#;
+    let line = line.replace(r#""event": null"#, event);
+    client.write_all(line.as_bytes()).unwrap();
+    ties.hear("a");
+    assert!(ties.is_ending("a") && ties.has("a"));
+    drop(client);
+    assert_eq!(ties.ended(), ["a"]);
+    assert!(!ties.is_ending("a"));
 }

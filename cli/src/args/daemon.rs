@@ -58,6 +58,8 @@ pub(crate) enum VmCommand {
     Set(Box<VmPutArgs>),
     /// End VMs' flows and serve them no more
     Rm(VmRemoveArgs),
+    /// Keep VMs that `attach` or `run` has brought when these commands end
+    Keep(VmRemoveArgs),
     /// List the VMs with their states
     Ls(VmListArgs),
 }

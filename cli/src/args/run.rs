@@ -16,14 +16,16 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
     /// Go on from this directory, which `slipgate snapshot` wrote, in the place of booting: its
-    /// machine, on a network of its own; the flags of the NAT are not the snapshot's
+    /// machine, as a new VM to the network, or with --as as the one that it was; the flags of the NAT
+    /// are not the snapshot's
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac", "balloon", "huge_pages"])]
     pub(crate) restore: Option<PathBuf>,
     /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
     /// several times; with --restore: other files in the place of the snapshot's. cache= says when its
     /// writes are stable: writeback (with the guest's flush), writethrough (each before its answer) or
-    /// unsafe (when the host likes). iops= and bandwidth= limit its requests and bytes:
-    /// N[/TIME][+BURST], like 1000 (a second), 10M/100ms, 10M+200M (200M more once, at the beginning)
+    /// unsafe (when the host likes); none is as writeback, without the host's page cache. iops= and
+    /// bandwidth= limit its requests and bytes: N[/TIME][+BURST], like 1000 (a second), 10M/100ms,
+    /// 10M+200M (200M more once, at the beginning)
     #[arg(long, value_name = "FILE[,ro][,cache=MODE][,iops=N][,bandwidth=BYTES]")]
     pub(crate) disk: Vec<String>,
     /// Stream connections between guest and host (vsock): the guest's address, from 3 on, and the
@@ -60,6 +62,14 @@ pub(crate) struct RunArgs {
     /// Most that the guest receives; what is more waits in the TAP
     #[arg(long, value_name = "bandwidth=BYTES[,packets=N]")]
     pub(crate) net_rate_rx: Option<String>,
+    /// Be the machine of this VM, which `slipgate serve` keeps (`slipgate vm add`, `slipgate vm keep`,
+    /// `slipgate snapshot --sleep`): on its TAP, with its name, forwards, policy and quotas, and with
+    /// --restore its flows too, which go on; the VM stays when the machine ends. A VM that slept wakes
+    #[arg(long = "as", value_name = "NAME", conflicts_with_all = ["name", "tap", "mac", "own"])]
+    pub(crate) as_vm: Option<String>,
+    /// With --as and --restore: end the VM's flows before its guest runs, and tell both ends
+    #[arg(long, requires_all = ["as_vm", "restore"])]
+    pub(crate) generation: bool,
     /// Name for the TAP, which is made and goes with the VM; in user mode there is none [default:
     /// sgvmN]
     #[arg(long, value_name = "IF")]

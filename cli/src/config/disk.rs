@@ -49,6 +49,11 @@ fn disk(text: &str) -> Result<DiskSpec, ConfigError> {
         let remedy = "give a raw image, like disk.img or disk.img,ro";
         return Err(ConfigError::new("--disk", text, problem, remedy));
     }
+    if let (true, Some(DiskCache::WriteThrough | DiskCache::Unsafe)) = (read_only, cache) {
+        let problem = "a disk that is read-only has no writes to be stable";
+        let remedy = "leave out cache= (cache=none is possible), or ,ro";
+        return Err(ConfigError::new("--disk", text, problem, remedy));
+    }
     Ok(DiskSpec {
         path: path.into(),
         read_only,
@@ -62,10 +67,12 @@ fn cache(option: &str, mode: &str) -> Result<DiskCache, ConfigError> {
         "writeback" => Ok(DiskCache::WriteBack),
         "writethrough" => Ok(DiskCache::WriteThrough),
         "unsafe" => Ok(DiskCache::Unsafe),
+        "none" => Ok(DiskCache::None),
         _ => {
             let problem = "there is no such cache mode";
             let remedy = "give writeback (stable with the guest's flush), writethrough (before each \
-                          answer) or unsafe (when the host likes)";
+                          answer), unsafe (when the host likes) or none (as writeback, without the \
+                          host's page cache)";
             Err(ConfigError::new("--disk", option, problem, remedy))
         }
     }

@@ -15,9 +15,12 @@ fn a_disks_options_follow_its_file() {
     assert_eq!(parsed("a,b.img"), own("a,b.img", false, write_back));
     assert_eq!(parsed("a,ro,b,ro"), own("a,ro,b", true, write_back));
     assert_eq!(
-        parsed("a,cache=writethrough,ro"),
-        own("a", true, DiskCache::WriteThrough)
+        parsed("a,cache=writethrough"),
+        own("a", false, DiskCache::WriteThrough)
     );
+    assert_eq!(parsed("a,cache=none,ro"), own("a", true, DiskCache::None));
+    assert_eq!(parsed("a,cache=none"), own("a", false, DiskCache::None));
+    assert_eq!(parsed("a,ro,cache=writeback"), own("a", true, write_back));
     assert_eq!(parsed("a,cache=unsafe"), own("a", false, DiskCache::Unsafe));
     assert_eq!(parsed("a,cache=writeback"), own("a", false, write_back));
     assert!(disk("a,b.img").unwrap().rate.is_none());
@@ -38,7 +41,9 @@ fn a_disks_options_follow_its_file() {
 fn an_option_without_sense_is_refused_with_a_remedy() {
     for (text, part) in [
         ("a,iops=fast", "--disk iops=fast"),
-        ("a,cache=none", "give writeback"),
+        ("a,cache=some", "give writeback"),
+        ("a,ro,cache=unsafe", "read-only has no writes"),
+        ("a,cache=writethrough,ro", "read-only has no writes"),
         ("a,cache=unsafe,cache=unsafe", "the cache is given twice"),
         (",ro", "there is no file in it"),
     ] {

@@ -46,6 +46,13 @@ pub(crate) fn matches() -> Result<ArgMatches, ConfigError> {
     Ok(CommandLine::command().get_matches_from(all))
 }
 
+/// Parses a command line that was made here, without the program's name. Exits with clap's message where
+/// clap refuses it.
+pub(crate) fn matches_from(arguments: &[OsString]) -> ArgMatches {
+    let name = [OsString::from("slipgate")].into_iter();
+    CommandLine::command().get_matches_from(name.chain(arguments.iter().cloned()))
+}
+
 /// Parses the command line of a process that a machine's start waits for, with the arguments of that
 /// command alone: making those of all commands takes clap most of its time. `None`: of another
 /// command, or one that clap refuses or answers, with what it knows of all.

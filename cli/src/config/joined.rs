@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::{ArgMatches, Command, CommandFactory as _, parser::ValueSource};
 use serde_json::json;
 use slipgate_broker::{
-    Daemon,
-    config::{RunConfig, VmConfig},
+    Daemon, KeptFlows,
+    config::{RunConfig, VmConfig, parse_mac},
 };
 use slipgate_ipc::client::VmDefinition;
 use slipgate_policy::{
@@ -43,8 +43,12 @@ const OF_THE_VM: [&str; 22] = [
     "pin-dir",
     "log",
 ];
+/// Of these, those that are about no VM.
+const OF_THIS_PROCESS: [&str; 3] = ["on-exit", "pin-dir", "log"];
 /// Flags of `run` that are about the machine.
-const OF_THE_MACHINE: [&str; 24] = [
+const OF_THE_MACHINE: [&str; 26] = [
+    "as",
+    "generation",
     "kernel",
     "initrd",
     "restore",
@@ -110,7 +114,89 @@ pub(crate) fn run(
     let vm = vms.into_iter().next();
     let vm = vm.ok_or_else(|| ConfigError::new("--name", "", "no VM", "name it"))?;
     let uplink = args.nat.uplink.clone();
-    Ok(Daemon { socket, vm, uplink })
+    Ok(Daemon {
+        socket,
+        vm,
+        uplink,
+        kept: None,
+    })
+}
+
+/// The machine of `run --as` is that of a VM which the daemon behind `socket` keeps, one of `served`.
+///
+/// # Errors
+/// There is no such VM, it is not kept, the machine does not fit it, or a flag says of the VM or the NAT
+/// what the daemon has.
+pub(crate) fn run_as(
+    args: &RunArgs,
+    given: &ArgMatches,
+    config: &mut RunConfig,
+    socket: PathBuf,
+    served: Vec<VmDefinition>,
+) -> Result<Daemon, ConfigError> {
+    let name = config.nat.vms[0].name.clone();
+    check_flags("run", given, &OF_THE_MACHINE)?;
+    for long in OF_THE_VM
+        .into_iter()
+        .filter(|long| !OF_THIS_PROCESS.contains(long))
+    {
+        let id = long.replace('-', "_");
+        let is_there = given.try_contains_id(&id).unwrap_or(false);
+        if is_there && given.value_source(&id) == Some(ValueSource::CommandLine) {
+            let problem = format!("with --as the VM {name} has what the daemon has of it");
+            let remedy = "leave it out, and use `slipgate vm set`";
+            let flag = Box::leak(format!("--{long}").into_boxed_str());
+            return Err(ConfigError::new(flag, "(given)", problem, remedy));
+        }
+    }
+    let refused =
+        |problem: String, remedy: String| ConfigError::new("--as", &name, problem, remedy);
+    let names: Vec<String> = served.iter().map(|vm| vm.name.clone()).collect();
+    let Some(vm) = served.into_iter().find(|vm| vm.name == name) else {
+        let there = match names.is_empty() {
+            true => "none".to_owned(),
+            false => names.join(", "),
+        };
+        return Err(refused(
+            format!("the daemon serves no such VM; there is {there}"),
+            "give one of these, or add it first (`slipgate vm add`)".to_owned(),
+        ));
+    };
+    if vm.tied {
+        return Err(refused(
+            "it goes with the command that brought it".to_owned(),
+            format!("keep it (`slipgate vm keep {name}`), and end that command"),
+        ));
+    }
+    let mac = vm
+        .mac
+        .as_deref()
+        .map(|text| parse_mac("--as", text, text))
+        .transpose()?;
+    match mac {
+        Some(mac) if config.machine.restore.is_none() => config.machine.mac = mac,
+        Some(mac) if mac != config.machine.mac => {
+            let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+            let (its, saved) = (text(mac), text(config.machine.mac));
+            return Err(refused(
+                format!("its MAC address is {its}, and that of the snapshot's machine {saved}"),
+                format!(
+                    "restore a snapshot of its own machine, or `slipgate vm set {name} --mac {saved}`"
+                ),
+            ));
+        }
+        _ => {}
+    }
+    config.set_tap(&vm.tap);
+    Ok(Daemon {
+        socket,
+        vm,
+        uplink: None,
+        kept: Some(match args.restore.is_some() && !args.generation {
+            true => KeptFlows::GoOn,
+            false => KeptFlows::End,
+        }),
+    })
 }
 
 /// The VMs as the daemon gets them.

@@ -60,6 +60,11 @@ pub(crate) fn run(
     is_userspace: bool,
     order: Vec<RuleFlag>,
 ) -> Result<RunConfig, ConfigError> {
+    if let (Some(name), true) = (&args.as_vm, is_userspace) {
+        let problem = "no daemon serves a VM in user mode";
+        let remedy = "leave --mode userspace out, beside `slipgate serve`";
+        return Err(ConfigError::new("--as", name, problem, remedy));
+    }
     let tap = match &args.tap {
         Some(tap) if is_userspace => {
             let problem = "in user mode the VM has no TAP";
@@ -79,7 +84,7 @@ pub(crate) fn run(
         }
         None => TAP_PATTERN.into(),
     };
-    let name = match &args.name {
+    let name = match args.name.as_ref().or(args.as_vm.as_ref()) {
         Some(name) => check_name("--name", name, name)?.to_owned(),
         None if is_userspace => format!("run-{}", std::process::id()),
         None => tap.clone(),
@@ -94,7 +99,7 @@ pub(crate) fn run(
         Some(text) => Some(parse_mac("--mac", text, text)?),
         None => None,
     };
-    let named_by_tap = args.name.is_none();
+    let named_by_tap = args.name.is_none() && args.as_vm.is_none();
     let machine = match &args.restore {
         Some(dir) => MachineSpec {
             tap: tap.clone(),
@@ -125,6 +130,7 @@ pub(crate) fn run(
             ..nat
         },
         report: args.report.clone(),
+        is_kept: args.as_vm.is_some(),
         bounds: VmmBounds {
             requires_jail: args.jail == Jail::Required,
             cgroup: cgroup(args)?,
@@ -255,6 +261,7 @@ fn booted(
         queues,
         net_rates: rate::of_card(args, NetRates::default())?,
         mac: mac.unwrap_or(GUEST_MAC),
+        mtu: None,
         named_by_tap: false,
         tap: String::new(),
     })

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::ArgMatches;
 use slipgate_policy::{
     Action,
-    document::{CliOverrides, ConfigError, RuleFlag, parse_host_loopback},
+    document::{CliOverrides, ConfigError, RoutesOf, RuleFlag, parse_host_loopback},
 };
 
-use crate::args::{DefaultRule, NatArgs};
+use crate::args::{DefaultRule, EgressRoutes, NatArgs};
 
 /// The rule flags of a subcommand's matches, as typed: first match wins, so order is meaning,
 /// and clap sorts values by flag.
@@ -47,6 +47,10 @@ pub(super) fn overrides(nat: &NatArgs, rules: Vec<RuleFlag>) -> Result<CliOverri
         dns: nat.dns.clone(),
         forwards: nat.forward.clone(),
         host_loopback: parse_host_loopback(&nat.host_loopback)?,
+        egress_routes: nat.egress_routes.map(|routes| match routes {
+            EgressRoutes::Uplink => RoutesOf::Uplink,
+            EgressRoutes::Host => RoutesOf::Host,
+        }),
         file: nat.policy.clone(),
         policy_name: nat.policy_name.clone(),
     })

@@ -24,6 +24,8 @@ fn each_flag_about_policies_counts_and_others_do_not() {
         "--tap t0 --tap t1 --dns 192.0.2.53",
         "--tap t0 --tap t1 --host-loopback 8080",
         "--tap t0 --tap t1 --host-loopback 8080:80",
+        "--tap t0 --tap t1 --egress-routes host",
+        "--tap t0 --tap t1 --egress-routes uplink",
         "--vm name=t0,tap=t0,max-flows=5 --tap t1",
     ];
     for (index, flags) in other.iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use slipgate_broker::{
-    ExecConfig, Inside, SocketConfig,
+    ExecConfig, GuestSocket, Inside, SocketConfig,
     config::{Config, Mode, VmConfig},
 };
 use slipgate_control::{GuestNamespace, NamespaceIpv6};
@@ -25,29 +25,47 @@ pub(crate) fn exec(args: &ExecArgs, order: Vec<RuleFlag>) -> Result<ExecConfig, 
     })
 }
 
-/// Checks the flags of `attach --socket` and `--vhost-user`. `order`: the rule flags as typed.
+/// Checks the flags of `attach --socket`, `--vhost-user` and `--fd`. `order`: the rule flags as typed.
 pub(crate) fn attach_socket(
     args: &AttachArgs,
     order: Vec<RuleFlag>,
 ) -> Result<SocketConfig, ConfigError> {
-    let (flag, protocol, path) = match (&args.vhost_user, &args.socket) {
-        (Some(path), _) => (VHOST_USER, GuestProtocol::VhostUser, path.clone()),
-        (None, path) => {
-            let path = path.clone().unwrap_or_default();
-            (SOCKET, GuestProtocol::Frames, path)
-        }
-    };
     if args.on_exit == args::OnExit::Keep {
         let problem = "flows end with the engine here";
         return Err(ConfigError::new("--on-exit", "keep", problem, LEAVE_OUT));
     }
-    let name = name_of(flag, args.name.as_deref(), &path)?;
+    let given = args.name.as_deref();
+    let (socket, name) = match (&args.vhost_user, &args.socket, args.fd) {
+        (None, None, Some(fd)) => {
+            let name = match given {
+                Some(name) => check_name("--name", name, name)?.to_owned(),
+                None => format!("guest-{}", std::process::id()),
+            };
+            (GuestSocket::Inherited(fd), name)
+        }
+        (by_rings, by_frames, _) => {
+            let (flag, protocol, path) = match (by_rings, by_frames) {
+                (Some(path), _) => (VHOST_USER, GuestProtocol::VhostUser, path.clone()),
+                (None, path) => {
+                    let path = path.clone().unwrap_or_default();
+                    (SOCKET, GuestProtocol::Frames, path)
+                }
+            };
+            let name = name_of(flag, given, &path)?;
+            let is_for_one = args.one_off;
+            let socket = GuestSocket::At {
+                flag,
+                protocol,
+                path,
+                is_for_one,
+            };
+            (socket, name)
+        }
+    };
     Ok(SocketConfig {
         nat: of_one(&args.nat, &name, None, order)?,
-        flag,
-        protocol,
-        path,
-        is_for_one: args.one_off,
+        socket,
+        pid_file: args.pid_file.clone(),
     })
 }
 

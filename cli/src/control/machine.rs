@@ -6,20 +6,22 @@
 use std::{
     fs::File,
     os::fd::AsFd as _,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use slipgate_broker::{ChainError, SnapshotChain, SnapshotFolder, config::SNAPSHOT_FILES};
-use slipgate_ipc::client::{ClientAnswer, MachineOrder};
+use slipgate_broker::{
+    ChainError, SleepBySnapshot, SnapshotChain, SnapshotFolder, config::SNAPSHOT_FILES,
+};
+use slipgate_ipc::client::{ClientAnswer, Interrupt, MachineOrder};
 
 use super::stop_signals;
 use crate::{
     args::{BalloonArgs, MachineArgs, SnapshotArgs},
-    brokers::ANOTHER_ANSWER,
+    brokers::{self, ANOTHER_ANSWER},
     machines::{Found, existing},
 };
 
@@ -44,6 +46,7 @@ pub(super) fn kill(args: &MachineArgs) -> anyhow::Result<()> {
 /// Writes a snapshot. One that is interrupted or fails leaves nothing.
 pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     let machine = existing(&args.machine)?;
+    let daemon = args.sleep.then(|| daemon_of(&machine, args)).transpose()?;
     // Blocked before there is anything to remove.
     let signals = stop_signals().context("waiting for signals")?;
     let base = args
@@ -52,14 +55,18 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
         .map(|dir| SnapshotChain::open(dir).map_err(|e| refused_base(dir, &e)));
     let base = Arc::new(base.transpose()?);
     let folder = SnapshotFolder::make(&args.dir)?;
+    let sleep = daemon.map(|daemon| SleepBySnapshot::begin(&daemon, machine.at_its_socket()));
+    let sleep = sleep.transpose()?;
     let [state, memory, _] = SNAPSHOT_FILES;
     let files = [folder.file(state)?, folder.file(memory)?];
     let (sender, answer) = mpsc::channel();
     let (read, asked) = (base.clone(), Arc::new(machine));
     let machine = asked.clone();
-    thread::spawn(move || {
+    let interrupt = Interrupt::default();
+    let until = interrupt.clone();
+    let writing = thread::spawn(move || {
         // Nobody listens after a signal.
-        let _ = sender.send(write(&asked, &files, read.as_ref().as_ref()));
+        let _ = sender.send(write((&asked, &until), &files, read.as_ref().as_ref()));
     });
     let mut description = loop {
         match answer.recv_timeout(LOOK_EVERY) {
@@ -70,7 +77,10 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if has_signal(&signals) {
-            // The machine notices that this process is gone.
+            // The machine notices that nobody waits for it, and stops writing. Only then it carries out
+            // what takes the sleep back.
+            interrupt.interrupt();
+            let _ = writing.join();
             bail!("interrupted: the snapshot is not written");
         }
     };
@@ -80,7 +90,18 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     folder.finish(&description)?;
     // It is there, whatever the machine answers: it may have ended.
     let _ = machine.order(MachineOrder::Finished);
-    Ok(())
+    sleep.map_or(Ok(()), SleepBySnapshot::finish)
+}
+
+/// The control socket of the daemon that is to keep a machine's VM.
+fn daemon_of(machine: &Found, args: &SnapshotArgs) -> anyhow::Result<PathBuf> {
+    let name = &machine.status.name;
+    if !machine.is_here() {
+        bail!("--sleep: {name} is in another network namespace: give the order there");
+    }
+    brokers::daemon(&args.pin_dir)?.with_context(|| {
+        format!("--sleep: no `slipgate serve` is here to keep {name}: start one before the machine")
+    })
 }
 
 fn refused_base(dir: &Path, error: &ChainError) -> anyhow::Error {
@@ -95,14 +116,14 @@ fn has_signal(signals: &nix::sys::signalfd::SignalFd) -> bool {
 
 /// Has the machine write its files. Returns its description.
 fn write(
-    machine: &Found,
+    (machine, until): (&Found, &Interrupt),
     [state, memory]: &[File; 2],
     base: Option<&SnapshotChain>,
 ) -> anyhow::Result<serde_json::Value> {
     let bases = base.map(SnapshotChain::bases).transpose();
     let bases = bases.map_err(|e| anyhow!("--diff: {}", e.explained()))?;
     let order = MachineOrder::snapshot(state.as_fd(), memory.as_fd(), bases.unwrap_or_default());
-    match machine.order(order)? {
+    match machine.order_until(until, order)? {
         ClientAnswer::Saved { machine } => Ok(machine),
         _ => bail!(ANOTHER_ANSWER),
     }

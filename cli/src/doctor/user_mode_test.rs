@@ -38,3 +38,22 @@ fn what_keeps_commands_from_running_is_told() {
     fs::write(&tun, "").unwrap();
     assert_eq!(of_commands(dir.path(), &tun).state, State::Ok);
 }
+
+#[test]
+fn what_keeps_processes_from_io_uring_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("kernel")).unwrap();
+    let finding = || of_rings(dir.path());
+    assert_eq!(finding().state, State::Ok, "a kernel without the setting");
+    for (value, state) in [
+        ("0\n", State::Ok),
+        ("1\n", State::Note),
+        ("2\n", State::Note),
+    ] {
+        fs::write(dir.path().join("kernel/io_uring_disabled"), value).unwrap();
+        assert_eq!(finding().state, state, "{value}");
+    }
+    let found = finding();
+    assert!(found.found.contains("kernel.io_uring_disabled=2"));
+    assert!(found.remedy.unwrap().contains("readv"));
+}

@@ -3,7 +3,7 @@
 //! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
 //! listening socket and the channel to the broker ([`crate::sandbox::servers`]). What it serves is in
 //! [`slipgate_api`]; what it reads of the tables is what `slipgate flows` and `slipgate stats` do.
-use std::os::unix::net::UnixListener;
+use std::{collections::BTreeMap, os::unix::net::UnixListener};
 
 use anyhow::bail;
 use serde_json::Value;
@@ -13,6 +13,7 @@ use slipgate_api::{
 };
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
 use slipgate_ipc::{api::ToApi, engine::EngineInventory};
+use slipgate_model::Silence;
 
 use super::{inherited_channel, metrics::page};
 use crate::{
@@ -74,6 +75,10 @@ impl Figures for Tables {
         let mut stats = stats::read(&self.maps, Which::without_links());
         stats.add_known(known(inventory));
         serde_json::to_value(stats).unwrap_or_default()
+    }
+
+    fn silences(&self) -> BTreeMap<u32, Silence> {
+        stats::silences(&self.maps)
     }
 
     fn metrics(&self, inventory: &[EngineInventory]) -> String {

@@ -4,6 +4,7 @@
 //! [`userspace_nat`]'s engine over the kernel's tables until the broker sends a stop or is gone.
 mod control;
 mod kernel;
+mod kernel_routes;
 mod port_io;
 mod userspace;
 
@@ -13,7 +14,7 @@ use anyhow::{Context as _, bail};
 use slipgate_control::maps::SharedMaps;
 use slipgate_ipc::{
     channel::{Channel, read_memory_file},
-    engine::{ForwardSocket, FromEngine, Start, ToEngine},
+    engine::{ForwardSocket, FromEngine, Start, ToEngine, UserspaceStart},
 };
 use slipgate_policy::PolicySet;
 use userspace_nat::{
@@ -29,6 +30,7 @@ use userspace_nat::{
 use self::{
     control::BrokerChannel,
     kernel::KernelDatapath,
+    kernel_routes::KernelRoutes,
     port_io::{Port, PortIo},
 };
 use super::inherited_channel;
@@ -48,9 +50,11 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let files = sandbox::engine_files().context("reading the limit of open descriptors")?;
     let port = match start.userspace {
         None => {
-            maps.map_first_packets()?;
+            maps.map_packets()?;
             Port::Kernel(PortIo::new(start.port))
         }
+        // No turn of the loop reads or writes it.
+        Some(UserspaceStart::RecordOrphans) => Port::Kernel(PortIo::new(start.port)),
         Some(link) => {
             let port = userspace::port(maps.clone(), start.port, link, &start.vms, files)?;
             Port::Userspace(Box::new(port))
@@ -70,7 +74,8 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     // opened at the first draw and kept.
     rand::random::<u64>();
     let has = (flow_log.is_some(), pcap.is_some());
-    let (log_writer, pcap_writer) =
+    let is_kernels = start.userspace.is_none();
+    let (log_writer, pcap_writer, routes) =
         sandbox::enter(broker, args.user, start.userspace.is_some(), || {
             let start = |is_wanted: bool, name, unwritten| {
                 is_wanted
@@ -80,6 +85,8 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
             Ok((
                 start(has.0, "flow-log", Unwritten::Lost)?,
                 start(has.1, "pcap", Unwritten::TriedAgain)?,
+                // By whoever has no capability any more: nothing can be changed by it.
+                is_kernels.then(KernelRoutes::open).flatten(),
             ))
         })?;
 
@@ -122,6 +129,9 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     if start.userspace.is_some() {
         engine.set_world_of_sockets();
     }
+    if let Some(routes) = routes {
+        engine.set_route_kernel(Box::new(routes));
+    }
     // What the engine is to know before it looks at the flows that are there.
     for vm in start.vms {
         engine.set_vm(vm);
@@ -145,6 +155,11 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         engine.set_pcap(output);
     }
     let adopted = engine.begin_adoption(recorded) as u64;
+    if start.userspace == Some(UserspaceStart::RecordOrphans) {
+        engine.end_orphans();
+        channel.send(FromEngine::Ready { adopted })?;
+        return Ok(());
+    }
     engine.ask_again(start.open_questions);
     channel.send(FromEngine::Ready { adopted })?;
     engine.run(&mut BrokerChannel::new(channel.clone()))?;

@@ -337,6 +337,7 @@ fn disk(disk: VmmDisk, cpus: u8) -> DiskConfig {
             DiskCache::WriteBack => Cache::WriteBack,
             DiskCache::WriteThrough => Cache::WriteThrough,
             DiskCache::Unsafe => Cache::Unsafe,
+            DiskCache::None => Cache::None,
         },
         queues: u16::from(cpus).clamp(1, MAX_QUEUES),
         rate: rate(limit),

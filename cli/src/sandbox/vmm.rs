@@ -33,6 +33,11 @@ use super::{
 /// each of the 256 connections of vsock has one.
 const FILES: u64 = 1_024;
 
+/// Memory that the VMMs of one user may lock. They lock none themselves, but the kernel counts an
+/// io_uring's memory so (some 16 KiB for a queue), for all processes of the user. What is made beyond
+/// it goes without io_uring.
+const LOCKED_BYTES: u64 = 64 << 20;
+
 /// Purpose of a VMM thread, which determines its filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Thread {
@@ -63,8 +68,7 @@ pub(crate) fn enter(
     ];
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     limit_resources(FILES)?;
-    // It locks no memory.
-    limit("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0)?;
+    limit("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, LOCKED_BYTES)?;
     // Over the change of user, after which they are raised again.
     prctl("keeping capabilities", libc::PR_SET_KEEPCAPS, 1)?;
     become_user(user)?;

@@ -8,8 +8,8 @@ use slipgate_abi::SlotIndex;
 use slipgate_ipc::{
     client::{ClientAnswer, ClientRequest, ask},
     engine::{
-        EngineInventory, EngineReply, EngineRequest, LiveRelayed, MappingCounts, NameCounts,
-        RefusedSample, RelayedCounts,
+        EngineInventory, EngineReply, EngineRequest, GuestTcpCounts, LiveRelayed, MappingCounts,
+        NameCounts, RefusedSample, RelayedCounts,
     },
 };
 
@@ -33,6 +33,8 @@ pub(crate) struct Known {
     pub(crate) flows: HashMap<(SlotIndex, u32), String>,
     /// Endpoint-independent mappings, by VM.
     pub(crate) mappings: BTreeMap<String, MappingCounts>,
+    /// What the engines' own TCP keeps, by VM.
+    pub(crate) tcp: BTreeMap<String, GuestTcpCounts>,
     /// Traffic of relayed flows, by VM.
     pub(crate) relayed: BTreeMap<String, RelayedCounts>,
     /// The relayed flows that live.
@@ -44,6 +46,7 @@ impl Known {
     pub(crate) fn add(&mut self, page: EngineInventory) {
         self.labels.extend(page.labels);
         self.mappings.extend(page.mappings);
+        self.tcp.extend(page.tcp);
         self.relayed.extend(page.relayed);
         self.relayed_flows.extend(page.relayed_flows);
         self.vms.extend(page.vms);

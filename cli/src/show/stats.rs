@@ -13,16 +13,19 @@ use std::{
 use serde::Serialize;
 use serde_json::Value;
 use slipgate_abi::{
-    Counter, DropCounters, DropReason, IfIndex, Refusal, Slot, VmCounters, VmRow, vm::VmFlags,
+    Counter, DropCounters, DropReason, IfIndex, Refusal, Slot, VmCounters, VmRow,
+    activity::LastPackets, vm::VmFlags,
 };
 use slipgate_control::{attach::chain, maps::ReadOnlyMaps};
-use slipgate_ipc::engine::{MappingCounts, NameCounts, RefusedSample, RelayedCounts};
-use slipgate_model::MacMismatch;
+use slipgate_ipc::engine::{
+    GuestTcpCounts, MappingCounts, NameCounts, RefusedSample, RelayedCounts,
+};
+use slipgate_model::{MacMismatch, Silence};
 
 pub(crate) use self::rules::RefusedBy;
 use self::{ipv6::GuestIpv6, limits::VmByteLimits, links::Links};
 use super::{
-    names, open, print, served,
+    names, now_ns, open, print, served,
     table::{amount, span, table},
 };
 use crate::{args::StatsArgs, brokers};
@@ -62,10 +65,21 @@ pub(crate) struct VmStats {
     pub(crate) limits: Option<VmByteLimits>,
     /// Number of live flows.
     pub(crate) flows: u64,
+    /// Time since the guest's last packet that counts as the VM's activity, ms; absent if there was
+    /// none, and in the sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last_from_guest_ms: Option<u64>,
+    /// The same of the last packet to the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last_to_guest_ms: Option<u64>,
     /// Flows that the engine relays, since it started; in none of the other counts of flows. Absent
     /// while there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) relayed: Option<RelayedCounts>,
+    /// What the engine's own TCP toward the guest keeps, since it started: of flows of user mode, and
+    /// of relayed ones. Absent while there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tcp: Option<GuestTcpCounts>,
     /// Flows admitted so far.
     pub(crate) admitted: u64,
     /// Flows ended so far.
@@ -287,9 +301,13 @@ impl Stats {
             vm.refused_last = known.refused.remove(&vm.vm).unwrap_or_default();
             vm.relayed = known.relayed.remove(&vm.vm);
             vm.mappings = known.mappings.remove(&vm.vm);
+            vm.tcp = known.tcp.remove(&vm.vm);
         }
         for mappings in self.vms.iter().filter_map(|vm| vm.mappings) {
             *self.total.mappings.get_or_insert_default() += mappings;
+        }
+        for tcp in self.vms.iter().filter_map(|vm| vm.tcp) {
+            *self.total.tcp.get_or_insert_default() += tcp;
         }
         for relayed in self.vms.iter().filter_map(|vm| vm.relayed) {
             *self.total.relayed.get_or_insert_default() += relayed;
@@ -400,6 +418,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         )
     };
     let links = which.links.then(Links::read);
+    let now_ns = now_ns();
     let mut vms = Vec::new();
     for (row, vm) in maps.vms() {
         let name = ReadOnlyMaps::name(&vm);
@@ -410,6 +429,13 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         let (counters, drops) = of_row(row);
         let flows = live.get(&vm.id).map_or(&[][..], Vec::as_slice);
         let mut of_vm = VmStats::new(name, &counters, &drops, flows);
+        let silence = Silence::of(
+            last_packets(&counters, flows, now_ns),
+            flows.len() as u64,
+            now_ns,
+        );
+        of_vm.last_from_guest_ms = silence.last_from_guest_ms;
+        of_vm.last_to_guest_ms = silence.last_to_guest_ms;
         of_vm.arp_answers += vm.arp_answered;
         if let Some(row) = maps.vm6(row) {
             of_vm.ndp_answers += row.neighbours_answered;
@@ -444,6 +470,35 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         total,
         displaced: Vec::new(),
     }
+}
+
+/// Times of a VM's last packets that count as its activity, with those of its live flows.
+fn last_packets(counters: &VmCounters, live: &[Slot], now_ns: u64) -> LastPackets {
+    let noted = LastPackets {
+        from_guest_ns: counters.last_from_guest_ns,
+        to_guest_ns: counters.last_to_guest_ns,
+    };
+    let of = |flow| LastPackets::of(flow, now_ns);
+    live.iter().map(of).fold(noted, LastPackets::max)
+}
+
+/// How long the VMs have been silent, by id: what [`read`] finds, without the rest.
+pub(crate) fn silences(maps: &ReadOnlyMaps) -> BTreeMap<u32, Silence> {
+    let now_ns = now_ns();
+    let noted = |row| last_packets(&maps.counters(row).unwrap_or_default(), &[], now_ns);
+    let mut all: BTreeMap<u32, (LastPackets, u64)> = maps
+        .vms()
+        .map(|(row, vm)| (vm.id, (noted(row), 0)))
+        .collect();
+    for (_, flow) in maps.flows() {
+        if let Some((last, flows)) = all.get_mut(&flow.vm) {
+            *last = last.max(LastPackets::of(&flow, now_ns));
+            *flows += 1;
+        }
+    }
+    all.into_iter()
+        .map(|(id, (last, flows))| (id, Silence::of(last, flows, now_ns)))
+        .collect()
 }
 
 /// Rows of a VM's DNS refusals.
@@ -494,7 +549,7 @@ fn by_relay(vm: &str, relayed: &RelayedCounts) -> [Vec<String>; 4] {
 }
 
 fn text(stats: &Stats) -> String {
-    const HEAD: [&str; 12] = [
+    const HEAD: [&str; 14] = [
         "VM",
         "KERNEL-TX",
         "BYTES",
@@ -507,6 +562,8 @@ fn text(stats: &Stats) -> String {
         "ADMITTED",
         "REFUSED",
         "PORTS",
+        "LAST-TX",
+        "LAST-RX",
     ];
     let all = || stats.vms.iter().chain([&stats.total]);
     let rows: Vec<Vec<String>> = all()
@@ -525,10 +582,12 @@ fn text(stats: &Stats) -> String {
                 s.admitted.to_string(),
                 s.refused.values().sum::<u64>().to_string(),
                 s.ports.to_string(),
+                s.last_from_guest_ms.map_or_else(String::new, span),
+                s.last_to_guest_ms.map_or_else(String::new, span),
             ]
         })
         .collect();
-    let mut text = table(&HEAD, &rows, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+    let mut text = table(&HEAD, &rows, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
     let mut reasons = Vec::new();
     for s in all() {
         for (reason, count) in &s.drops {
@@ -564,6 +623,7 @@ fn text(stats: &Stats) -> String {
         for (what, value) in s.limits.iter().flat_map(VmByteLimits::rows) {
             reasons.push(vec![s.vm.clone(), what, value]);
         }
+        let tcp = s.tcp.unwrap_or_default();
         let counts = [
             ("refused by further rules", s.refused_by_others),
             ("lost after redirect", s.lost_after_redirect),
@@ -578,6 +638,9 @@ fn text(stats: &Stats) -> String {
             ("NDP answers", s.ndp_answers),
             ("router advertisements", s.router_advertisements),
             ("pings answered", s.echo_answers),
+            ("bytes kept of segments that came early", tcp.kept_bytes),
+            ("segments not kept for want of room", tcp.not_kept),
+            ("segments with urgent data", tcp.urgent),
         ];
         if let Some(names) = &s.names {
             reasons.extend(by_name(&s.vm, names));

@@ -1,7 +1,12 @@
 //! Ends of a guest: each has a status of its own, and the TAP and the NAT are removed.
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use slipgate_testbed::{MicroVmEnd, require_kvm, require_root_and_tun, signal, world::UPLINK};
+use slipgate_testbed::{
+    MicroVmEnd, require_kvm, require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    signal,
+    world::{SERVER, UPLINK},
+};
 
 use crate::{Bed, WAIT, eventually, payload::Payload};
 
@@ -219,6 +224,69 @@ fn a_vm_outlives_its_engine() {
     assert_ne!(vm.engine_pid(), engine);
     signal(vm.broker_pid(), libc::SIGTERM);
     assert_ended(&vm.finish(WAIT).unwrap(), 143, "stopped");
+    bed.assert_nothing_is_left();
+}
+
+/// Streams go on over two kills of the engine, connections after these are served by the third, and each
+/// flow is recorded once with all that it carried.
+#[test]
+fn flows_and_records_are_right_when_the_engine_is_killed_amid_the_traffic_of_a_run() {
+    const STREAMS: usize = 6;
+    const BYTES: u64 = 100_000_000;
+    const SHORT: usize = 40;
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let net = &bed.world.net;
+    let streams = TcpServer::start(net, (SERVER, 7000), TcpService::HeldStreams).unwrap();
+    let _close = TcpServer::start(net, (SERVER, 7001), TcpService::Close).unwrap();
+    let log = bed.folder.path().join("flows");
+    let work = format!(
+        "stream {SERVER}:7000 {BYTES} mixed x{STREAMS}; crr {SERVER}:7001 {SHORT} x4 close; wait 100"
+    );
+    let flags = ["--name", "busy", "--flow-log", log.to_str().unwrap()];
+    let mut vm = bed.start_with(&[&flags[..], &["--cmdline", &work]].concat());
+    vm.await_line("\"lease\"", WAIT).unwrap();
+    eventually("all are connected", || streams.accepted() == STREAMS as u64);
+    for kills in 1..=2 {
+        let engine = vm.engine_pid().unwrap();
+        signal(engine, libc::SIGKILL);
+        eventually("another engine", || {
+            vm.stderr().matches("a new engine serves").count() == kills
+        });
+        assert_eq!(streams.open(), STREAMS, "the engine was killed too late");
+    }
+    streams.release();
+    let end = vm.finish(4 * WAIT).unwrap();
+    // The guest has checked each byte that it got, and the servers each that they got.
+    end.assert_success();
+    let done: Vec<_> = end
+        .said("done")
+        .iter()
+        .map(|it| it["done"].clone())
+        .collect();
+    assert_eq!(done, [STREAMS, SHORT], "{:?}", end.lines);
+    let text = std::fs::read_to_string(&log).unwrap();
+    let records: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|record: &serde_json::Value| record["event"] == "flow_end")
+        .collect();
+    let to = |port: u16| {
+        let remote = format!("{SERVER}:{port}");
+        let of_port = move |record: &&serde_json::Value| record["remote"] == remote.as_str();
+        records.iter().filter(of_port).collect::<Vec<_>>()
+    };
+    let ids: BTreeSet<_> = records.iter().map(|it| it["id"].to_string()).collect();
+    assert_eq!(ids.len(), records.len(), "one is recorded twice: {text}");
+    assert_eq!((to(7000).len(), to(7001).len()), (STREAMS, SHORT), "{text}");
+    // A third each up and down; the rest has 4,096 bytes.
+    for way in ["tx_bytes", "rx_bytes"] {
+        let carried = to(7000).into_iter().map(|it| it[way].as_u64().unwrap());
+        let whole = carried.filter(|bytes| *bytes > BYTES).count();
+        assert_eq!(whole, STREAMS / 3, "{way}: {text}");
+    }
+    assert_eq!(end.report["nat"]["admitted"], STREAMS + SHORT);
     bed.assert_nothing_is_left();
 }
 

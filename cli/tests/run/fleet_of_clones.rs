@@ -1,9 +1,13 @@
 //! A hundred clones of one snapshot at once, all with one address, under one daemon.
+use std::net::SocketAddr;
+
 use slipgate_testbed::{
-    MicroVm, Slipgate, require_kvm, require_root_and_tun,
+    MicroVm, Slipgate,
+    clients::{tcp, tcp::EchoSession},
+    require_kvm, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService},
     signal, slipgate,
-    world::{SERVER, UPLINK},
+    world::{HOST, SERVER, UPLINK},
 };
 
 use crate::{Bed, WAIT, eventually};
@@ -11,6 +15,11 @@ use crate::{Bed, WAIT, eventually};
 const CLONES: usize = 100;
 /// Ports of two servers: each clone is denied one of them.
 const PORTS: [u16; 2] = [7001, 7002];
+/// Port of the host that leads to a clone's echo.
+fn port_of(number: usize) -> u16 {
+    20_000 + number as u16
+}
+
 /// Most memory of a clone's two processes, pages that several have divided among them, KiB. It is
 /// some 5 MiB in a release build.
 const MOST_KIB: u64 = 24 << 10;
@@ -27,7 +36,7 @@ fn said(vm: &mut MicroVm) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
+fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy_and_forward() {
     require_root_and_tun!();
     require_kvm!();
     let bed = Bed::new();
@@ -40,7 +49,7 @@ fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
     let flags = ["--uplink", UPLINK, "--dns", &resolver];
     let daemon = Slipgate::serve(host, &bed.pins, &flags).unwrap();
     let [first, second] = PORTS.map(|port| format!("crr {SERVER}:{port} 1 close"));
-    let work = format!("wait 1s; dns a.test; {first}; {second}; wait 600s");
+    let work = format!("wait 1s; dns a.test; {first}; {second}; serve 7 600s");
     let base = ["--memory", "32", "--cmdline", &work, "--name", "base"];
     let mut base = bed.start_with(&base);
     base.await_line("10.0.2.15", WAIT).unwrap();
@@ -60,7 +69,9 @@ fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
         .map(|number| {
             let denied = format!("{SERVER}:{}/tcp", PORTS[number % 2]);
             let name = format!("clone{number}");
-            bed.start_with(&["--restore", &dir, "--name", &name, "--deny", &denied])
+            let forward = format!("tcp:{}:7", port_of(number));
+            let own = ["--name", &name, "--deny", &denied, "--forward", &forward];
+            bed.start_with(&[&["--restore", &dir], &own[..]].concat())
         })
         .collect();
     for (number, vm) in clones.iter_mut().enumerate() {
@@ -80,6 +91,16 @@ fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
             assert_eq!(connection["done"], u64::from(!is_denied), "{all}");
             assert_eq!(connection["failures"]["refused"] == 1, is_denied, "{all}");
         }
+        vm.await_line("\"serving\"", 4 * WAIT).unwrap();
+    }
+    // Each is reached by its own forward, and its guest answers: by the counts below, none twice.
+    for number in 0..CLONES {
+        let to = SocketAddr::from((HOST, port_of(number)));
+        let echoed = bed.world.net.run(|| {
+            let mut stream = tcp::connect(to, 4 * WAIT)?;
+            EchoSession::new(&mut stream).round(1 + number)
+        });
+        echoed.unwrap_or_else(|e| panic!("clone {number}: {e}"));
     }
     // All are there at once, and the daemon tells them apart.
     let stats = daemon.stats().unwrap();
@@ -87,7 +108,8 @@ fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
     assert_eq!(vms.len(), CLONES);
     for vm in vms {
         let (admitted, denied) = (&vm["admitted"], &vm["refused"]);
-        assert_eq!(admitted, 1, "{}: {denied}", vm["name"]);
+        // One of its own, and one by its forward.
+        assert_eq!(admitted, 2, "{}: {denied}", vm["name"]);
     }
     let memory = clones.iter().map(|vm| vm.memory_kib().unwrap());
     let mean = memory.sum::<u64>() / CLONES as u64;

@@ -7,6 +7,7 @@ use std::{
     process::Command,
 };
 
+use nix::sys::resource::{Resource, getrlimit};
 use slipgate_testbed::{MicroVm, OrdinaryUser, require_kvm, require_root_and_tun, world::UPLINK};
 
 use crate::{Bed, WAIT, payload::Payload, processes::field};
@@ -60,10 +61,16 @@ fn assert_jailed(vm: &MicroVm) {
     assert!(fs::write(root.join("file"), "x").is_err());
 }
 
+/// What the VMM may lock at most, of what this process may, bytes.
+fn locked_limit() -> u64 {
+    let (_, hard) = getrlimit(Resource::RLIMIT_MEMLOCK).unwrap();
+    hard.min(64 << 20)
+}
+
 fn assert_limited(vm: &MicroVm, file_bytes: u64) {
     let pid = vm.vmm_pid().unwrap();
     assert_eq!(limit(pid, "Max core file size"), 0);
-    assert_eq!(limit(pid, "Max locked memory"), 0);
+    assert_eq!(limit(pid, "Max locked memory"), locked_limit());
     assert_eq!(limit(pid, "Max open files"), 1_024);
     assert_eq!(limit(pid, "Max file size"), file_bytes);
 }
@@ -99,6 +106,45 @@ fn a_user_without_privileges_has_the_same_jail() {
     assert_jailed(&vm);
     // A snapshot's file is a little larger than the memory at most.
     assert_limited(&vm, (32 + 16) << 20);
+}
+
+/// Whether this kernel makes io_urings for processes without privileges.
+fn kernel_has_io_uring() -> bool {
+    let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    // EFAULT, not ENOSYS: the call is there, and has no parameters.
+    // SAFETY: the call gets no memory.
+    let refused = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, 0) } == -1
+        && io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
+    // Linux has it from 6.6 on.
+    refused && disabled.map_or(true, |text| text.trim() == "0")
+}
+
+/// Asserts that the card and each queue of the disk had an io_uring, of a guest that halts.
+fn assert_uring(vm: MicroVm, queues: u64) {
+    let end = vm.finish(WAIT).unwrap();
+    let vmm = &end.report["vmm"];
+    let has = u64::from(kernel_has_io_uring());
+    assert_eq!(vmm["net"]["pairs"][0]["uring"], has, "{}", end.stderr);
+    assert_eq!(
+        vmm["disks"][0]["uring_queues"],
+        has * queues,
+        "{}",
+        end.stderr
+    );
+}
+
+/// Linux counts the memory of rings as locked by the user of the process.
+#[test]
+fn a_jailed_vmm_has_its_io_urings() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let image = Payload::default().exit(0);
+    let disk = bed.folder.path().join("disk");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let disk = ["--disk", disk.to_str().unwrap()];
+    let flags = [&disk[..], &["--jail", "required", "--cpus", "2"]].concat();
+    assert_uring(bed.start(&image, &flags), 2);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `slipgate run` in the testbed: ends of guests, the remaining state, and the processes'
 //! privileges.
+mod asleep;
 mod balloon;
 mod built_in;
 mod cgroups;
@@ -13,14 +14,17 @@ mod huge_pages;
 mod jail;
 mod jail_refused;
 mod joined;
+mod kept_vms;
 mod limits;
 mod ordered_by_api;
 mod payload;
 mod processes;
 mod refused;
 mod restarts;
+mod same_vm;
 mod snapshots;
 mod vsock;
+mod vsock_messages;
 
 use std::{
     path::PathBuf,
@@ -86,7 +90,8 @@ impl Bed {
 
     fn start_with(&self, flags: &[&str]) -> MicroVm {
         let mut all = flags.to_vec();
-        if !flags.contains(&"--uplink") {
+        // With `--as` the VM is the daemon's.
+        if !flags.contains(&"--uplink") && !flags.contains(&"--as") {
             all.extend(["--uplink", UPLINK]);
         }
         MicroVm::start(&self.world.host, &self.pins, &all).unwrap()

@@ -19,14 +19,14 @@ use slipgate_testbed::{
 use crate::{Bed, WAIT, eventually};
 
 /// A daemon with its API; fields go in order.
-struct Stand {
-    daemon: Slipgate,
-    bed: Bed,
+pub(crate) struct Stand {
+    pub(crate) daemon: Slipgate,
+    pub(crate) bed: Bed,
 }
 
 impl Stand {
     /// With a directory for snapshots, or none.
-    fn new(has_directory: bool) -> Self {
+    pub(crate) fn new(has_directory: bool) -> Self {
         let bed = Bed::new();
         let path = |name: &str| bed.folder.path().join(name).display().to_string();
         let (api, read, snapshots) = (path("api.sock"), path("read.sock"), path("snapshots"));
@@ -44,17 +44,17 @@ impl Stand {
         self.bed.folder.path().join(name)
     }
 
-    fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
         ask(&self.path("api.sock"), method, path, body)
     }
 
     /// The machine as the API shows it.
-    fn machine(&self, name: &str) -> Value {
+    pub(crate) fn machine(&self, name: &str) -> Value {
         self.ask("GET", &format!("/v1/machines/{name}"), None).1
     }
 
     /// The kinds of the machine's events from now on, and their objects.
-    fn events(&self) -> mpsc::Receiver<Value> {
+    pub(crate) fn events(&self) -> mpsc::Receiver<Value> {
         let mut stream = UnixStream::connect(self.path("read.sock")).unwrap();
         let request = "GET /v1/events HTTP/1.0\r\nHost: slipgate\r\n\r\n";
         stream.write_all(request.as_bytes()).unwrap();
@@ -73,7 +73,7 @@ impl Stand {
         events
     }
 
-    fn start(&self, name: &str, work: &str) -> MicroVm {
+    pub(crate) fn start(&self, name: &str, work: &str) -> MicroVm {
         let mut vm = (self.bed).start_with(&["--name", name, "--cmdline", work]);
         vm.await_line("10.0.2.15", WAIT).unwrap();
         vm
@@ -98,7 +98,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: Option<Value>) -> (u16, Va
 
 /// Waits for a machine's event of this kind, and passes others over.
 #[track_caller]
-fn await_event(events: &mpsc::Receiver<Value>, kind: &str) -> Value {
+pub(crate) fn await_event(events: &mpsc::Receiver<Value>, kind: &str) -> Value {
     loop {
         let event = events
             .recv_timeout(WAIT)

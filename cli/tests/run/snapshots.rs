@@ -141,7 +141,7 @@ fn what_was_saved_goes_on_after_the_machine_was_killed() {
     });
 
     let end = bed
-        .restore(&dir, &["--name", "again"])
+        .restore(&dir, &["--name", "again", "--forward", "tcp:8007:7"])
         .finish(WAIT)
         .unwrap();
     assert_passed(&end);
@@ -150,6 +150,15 @@ fn what_was_saved_goes_on_after_the_machine_was_killed() {
     assert_eq!(end.said("workload")[1]["done"], 40, "{:?}", end.lines);
     assert_eq!(end.report["name"], "again");
     assert_eq!(end.report["nat"]["admitted"], 40);
+    // What it has of the saved one.
+    let inherits = serde_json::json!({
+        "vm": "new", "policy": null, "own_rules": false, "forwards": ["tcp:8007:7"],
+        "quotas": {}, "flows": false, "names": false,
+    });
+    assert_eq!(end.report["inherits"], inherits);
+    let told = "again is a new VM to the network: the default policy, the quotas of that policy, 1 \
+                forward; no flow and no open name of the saved one";
+    assert!(end.stderr.contains(told), "{}", end.stderr);
     println!("{}", end.report["prepared_us"]);
 }
 
@@ -170,7 +179,8 @@ fn clones_of_one_snapshot_work_side_by_side_each_on_its_own_network() {
     assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
 
     let names = ["a", "b", "c", "d"];
-    let clones = names.map(|name| bed.restore(&dir, &["--name", name]));
+    let quota = ["--max-flows", "700", "--deny", "192.0.2.1"];
+    let clones = names.map(|name| bed.restore(&dir, &[&["--name", name], &quota[..]].concat()));
     eventually("all run", || {
         let all = bed.statuses();
         let runs = |vm| status_in(&all, vm)["state"] == "running";
@@ -180,6 +190,14 @@ fn clones_of_one_snapshot_work_side_by_side_each_on_its_own_network() {
         let end = clone.finish(WAIT).unwrap();
         assert_passed(&end);
         assert_eq!(end.said("workload")[1]["done"], 30, "{:?}", end.lines);
+        let inherits = &end.report["inherits"];
+        assert_eq!(
+            (&inherits["vm"], &inherits["own_rules"]),
+            (&"new".into(), &true.into())
+        );
+        assert_eq!(inherits["quotas"]["max_flows"], 700, "{inherits}");
+        let told = "a new VM to the network: rules of its own, quotas of its own, 0 forwards";
+        assert!(end.stderr.contains(told), "{}", end.stderr);
         println!("{} {}", end.report["name"], end.report["prepared_us"]);
     }
 }

@@ -21,18 +21,18 @@ use crate::{Bed, WAIT, eventually};
 const MIB: usize = 1 << 20;
 
 impl Bed {
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("vm.sock")
     }
 
     /// Listens for a port of the host, beside the socket.
-    fn program(&self, port: u32) -> UnixListener {
+    pub(crate) fn program(&self, port: u32) -> UnixListener {
         let path = self.folder.path().join(format!("vm.sock_{port}"));
         UnixListener::bind(path).unwrap()
     }
 
     /// Starts the built-in guest with a vsock device.
-    fn start_vsock(&self, work: &str) -> MicroVm {
+    pub(crate) fn start_vsock(&self, work: &str) -> MicroVm {
         let vsock = format!("3,{}", self.socket().display());
         let work = format!("{work}; wait 1");
         self.start_with(&["--cmdline", &work, "--vsock", &vsock])

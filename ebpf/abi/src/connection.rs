@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::{
-    Direction, SequencesRef, SlotRef,
+    Direction, SequencesRef, SlotRef, activity,
     cell::{load32, store32},
     slot::SlotFlags,
     tcp::{Flags, Segment, TcpBits},
@@ -25,6 +25,10 @@ pub fn note(
             return;
         }
         sequences.note(direction, segment, &now_ns);
+    }
+    if bits.0 & TcpBits::QUIET != 0 && activity::has_content(sequences, direction, segment) {
+        // Not relaxed: a reader that sees the bit cleared must see the segment's time.
+        slot.tcp().fetch_and(!TcpBits::QUIET, AcqRel);
     }
     let fin_end = load32(slot.fin_end(direction.other()));
     let (add, clear) = bits.observe(direction, segment, fin_end);

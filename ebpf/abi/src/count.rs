@@ -255,6 +255,11 @@ pub struct VmCounters {
     pub ndp_answers: u64,
     /// Router advertisements sent to the guest.
     pub router_advertisements: u64,
+    /// Time of the guest's last packet that counts as activity, as far as it is not in the slot of a
+    /// live flow, `CLOCK_MONOTONIC` ns; 0 if there was none. See [`crate::activity`].
+    pub last_from_guest_ns: u64,
+    /// The same of the last packet to the guest.
+    pub last_to_guest_ns: u64,
 }
 
 /// Adds packets and bytes to a live counter.

@@ -20,6 +20,7 @@
 mod arp;
 mod connection;
 mod drops;
+mod early_fragments;
 mod egress_path;
 pub mod engine_port;
 pub mod family;
@@ -55,9 +56,9 @@ use self::{
     packet::{ETHERNET_LEN, L4},
 };
 use crate::{
-    Addresses6Ref, DropReason, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
-    Ip4, Ip6, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
-    rate::RateRef, segment::Segments,
+    Addresses6Ref, DropReason, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey,
+    ForwardKey6, ForwardTarget, Ip4, Ip6, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry,
+    Tuple, Tuple6, Vm6Ref, VmRef, rate::RateRef, segment::Segments,
 };
 
 /// Access to the maps during one run of a program.
@@ -74,6 +75,10 @@ pub unsafe trait Maps: Copy {
     fn owner(self, row: u32) -> Option<OwnerRef>;
     /// Element of `FIRST_PACKETS`, by its index.
     fn first_packet(self, index: u32) -> Option<FirstPacketRef>;
+    /// Element of `EARLY_TAGS`, by its index.
+    fn early_tag(self, index: u32) -> Option<EarlyTagRef>;
+    /// Element of `EARLY_FRAGMENTS`, by its place.
+    fn early_fragment(self, place: u32) -> Option<EarlyFragmentRef>;
     /// Row of `RATES`, by the VM's row.
     fn rates(self, row: u32) -> Option<RateRef>;
     /// Entry of `FLOWS`, read by one load. It may be recycled meanwhile, so the slot must be

@@ -27,12 +27,14 @@
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod activity;
 pub mod addresses6;
 pub mod cell;
 pub mod checksum;
 pub mod connection;
 pub mod count;
 pub mod datapath;
+pub mod early_fragment;
 pub mod first_packet;
 pub mod forward;
 mod handle;
@@ -58,6 +60,7 @@ pub use count::{
     Counter, DropCounters, DropReason, EndedBefore, Refusal, RefusalCounters, RuleRefusals,
     VmCounters,
 };
+pub use early_fragment::{EarlyFragment, EarlyFragmentRef, EarlyTag, EarlyTagRef};
 pub use first_packet::{FirstPacket, FirstPacketRef};
 pub use forward::{ForwardKey, ForwardKey6, ForwardTarget};
 pub use ids::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};

@@ -6,6 +6,11 @@ use core::sync::atomic::{
     fence,
 };
 
+#[cfg(not(target_arch = "bpf"))]
+use core::net::IpAddr;
+
+#[cfg(not(target_arch = "bpf"))]
+use crate::IfIndex;
 use crate::{Ip4, Ip6, cell::load32, handle::handle};
 
 /// One element of `NEXT_HOPS`. Index 0 means that the kernel resolves the neighbour
@@ -86,6 +91,26 @@ impl NextHopRef {
     pub fn route_mtu(self) -> u32 {
         // SAFETY: `new` promised a valid element; a word, which does not tear.
         unsafe { (&raw const (*self.0).route_mtu).read_volatile() }
+    }
+
+    /// Uplink and neighbour for which the element was claimed; the neighbour is unspecified where the
+    /// uplink has none. Only the process that claimed it may ask: for others it may change meanwhile.
+    #[cfg(not(target_arch = "bpf"))]
+    pub fn claim(self) -> (IfIndex, IpAddr) {
+        // SAFETY: `new` promised a valid element; whole words, which do not tear.
+        let (ifindex, flags, four, six) = unsafe {
+            (
+                (&raw const (*self.0).ifindex).read_volatile(),
+                (&raw const (*self.0).flags).read_volatile(),
+                (&raw const (*self.0).neighbour).read_volatile(),
+                (&raw const (*self.0).neighbour6).read_volatile(),
+            )
+        };
+        let neighbour = match flags & NextHopFlags::IPV6 {
+            0 => four.into(),
+            _ => six.into(),
+        };
+        (IfIndex::new(ifindex), neighbour)
     }
 
     /// Result of `fields`, which reads the element by volatile loads of whole words; `None` if the

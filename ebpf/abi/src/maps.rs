@@ -22,6 +22,8 @@
 //! | `VMS6` | array, mmapable | VM row → [`crate::Vm6`] |
 //! | `FORWARDS6` | hash | [`crate::ForwardKey6`] → [`crate::ForwardTarget`] |
 //! | `FIRST_PACKETS` | array, mmapable | place of a ring → [`crate::FirstPacket`] |
+//! | `EARLY_FRAGMENTS` | array, mmapable | place → [`crate::EarlyFragment`] |
+//! | `EARLY_TAGS` | array, mmapable | place → [`crate::EarlyTag`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
 //! [`crate::datapath::Program6`] names the elements of a program array, `PROGRAMS6`, which is pinned

@@ -144,6 +144,9 @@ impl PortFlags {
     /// A command's packet was put together of fragments, and may leave in fragments again. Only the
     /// port of user mode looks at it.
     pub const REASSEMBLED: u8 = 16;
+    /// A fragment's datagram is of no flow: it is to a forward, or to a prefix of the VM. It uses the
+    /// credits of first packets to forwards, and the engine holds it apart from those of flows.
+    pub const STRANGER: u8 = 32;
 }
 
 /// Reason for which the kernel hands a frame to the engine.
@@ -177,7 +180,8 @@ pub enum Handover {
     /// From the uplink: a packet of a flow whose VM sleeps.
     Asleep = 12,
     /// A fragment, for the engine to reassemble. From the uplink: of a datagram whose first
-    /// fragment has a flow's tuple.
+    /// fragment has a flow's tuple; or that of a forward, or to a prefix of the VM, with
+    /// [`PortFlags::STRANGER`].
     Fragment = 13,
     /// From the guest: a message of neighbour discovery that the kernel did not answer, or of
     /// multicast listener discovery (RFC 4861, RFC 3810).
@@ -185,6 +189,10 @@ pub enum Handover {
     /// From the guest: an IPv6 packet from an address of the VM's prefix, or a link-local one, that
     /// is not bound to it. The engine binds the address, and then handles the packet.
     Address = 15,
+    /// From the uplink: a bare acknowledgement to a connection that the guest has asked for and nobody has
+    /// answered. It is of a former connection with the same tuple, most likely of one that its server has
+    /// in TIME-WAIT (RFC 9293 section 3.10.7.4).
+    Challenge = 16,
 }
 
 impl Handover {
@@ -206,6 +214,7 @@ impl Handover {
             13 => Self::Fragment,
             14 => Self::Ndp,
             15 => Self::Address,
+            16 => Self::Challenge,
             _ => return None,
         })
     }

@@ -81,7 +81,7 @@ pub struct SendSpace {
 }
 
 /// One element of `SEQUENCES`, whose index is the slot's. It is valid while [`TcpBits::HELD`] is
-/// set in the slot.
+/// set in the slot, but for the words of segments of one octet.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sequences {
@@ -95,8 +95,13 @@ pub struct Sequences {
     /// Time of the server's last segment, `CLOCK_MONOTONIC` in units of 2^20 ns, about a
     /// millisecond.
     pub server_seen: u32,
+    /// Sequence number of the guest's last segment of one octet that was seen while the flow was
+    /// [`TcpBits::QUIET`]. This field and the next are valid without [`TcpBits::HELD`], too.
+    pub octet_tx: u32,
+    /// The same of the peer's.
+    pub octet_rx: u32,
     /// Explicit padding, always zero.
-    pub pad: [u32; 4],
+    pub pad: [u32; 2],
 }
 
 const _: () = assert!(size_of::<Sequences>() == 64);
@@ -120,7 +125,9 @@ impl Sequences {
             rx: received,
             server_first,
             server_seen: (now_ns >> SEEN_SHIFT) as u32,
-            pad: [0; 4],
+            octet_tx: 0,
+            octet_rx: 0,
+            pad: [0; 2],
         }
     }
 }
@@ -133,6 +140,10 @@ handle! {
         server_first: AtomicU32,
         /// Time of the server's last segment, in units of 2^20 ns.
         server_seen: AtomicU32,
+        /// Sequence number of the guest's last segment of one octet.
+        octet_tx: AtomicU32,
+        /// Sequence number of the peer's last segment of one octet.
+        octet_rx: AtomicU32,
     }
     constant {}
 }
@@ -288,7 +299,9 @@ impl SequencesRef {
             rx: side(Direction::Rx),
             server_first: load32(self.server_first()),
             server_seen: load32(self.server_seen()),
-            pad: [0; 4],
+            octet_tx: load32(self.octet_tx()),
+            octet_rx: load32(self.octet_rx()),
+            pad: [0; 2],
         }
     }
 

@@ -125,16 +125,30 @@ impl TcpBits {
     /// The connection was inspected and released: its segments must lie within its
     /// [`crate::sequence::Sequences`].
     pub const HELD: u32 = 256;
+    /// The engine has set this to learn whether the connection moves anything, and no segment but
+    /// keep-alives and bare acknowledgements was seen since ([`crate::activity`]).
+    pub const QUIET: u32 = 512;
 
     const FINS: u32 = Self::FIN_TX | Self::FIN_RX;
     const FINS_ACKED: u32 = Self::FIN_TX_ACKED | Self::FIN_RX_ACKED;
 
     /// Whether a segment with these flags can change the bits. Most segments of an established
-    /// connection cannot.
+    /// connection cannot: not even [`Self::QUIET`] costs those anything, because the first segment
+    /// with content clears it.
     #[inline(always)]
     pub const fn is_concerned_by(self, flags: u8) -> bool {
         flags & (Flags::SYN | Flags::FIN | Flags::RST) != 0
-            || self.0 & (Self::FINS | Self::RST | Self::HELD) != 0
+            || self.0 & (Self::FINS | Self::RST | Self::HELD | Self::QUIET) != 0
+    }
+
+    /// Whether a peer's segment with these flags acknowledges something to a guest that has sent a SYN
+    /// and got no answer yet: it is no answer to that SYN.
+    #[inline(always)]
+    pub const fn is_challenged_by(self, flags: u8) -> bool {
+        const ASKED: u32 = TcpBits::SYN_TX;
+        const ANSWERED: u32 = TcpBits::SYN_RX;
+        self.0 & (ASKED | ANSWERED) == ASKED
+            && flags & (Flags::ACK | Flags::SYN | Flags::RST) == Flags::ACK
     }
 
     /// Returns the bits that a segment adds, and the bits that it clears. `fin_end` is the sequence

@@ -136,6 +136,7 @@ fn only_the_ends_of_a_connection_concern_it() {
     );
     assert!(walk(&[(Tx, S), (Rx, SA), (Tx, FA)]).is_concerned_by(A));
     assert!(walk(&[(Tx, S), (Rx, SA), (Rx, R)]).is_concerned_by(A));
+    assert!(TcpBits(established.0 | TcpBits::QUIET).is_concerned_by(A));
 }
 
 #[test]

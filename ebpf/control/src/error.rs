@@ -175,6 +175,18 @@ pub enum Error {
         /// Pid of the process that serves it.
         pid: u32,
     },
+    /// A living process's VM has what is to be routed to a VM, a /64 around it or an address of it.
+    #[error("{}", routed_in_use(.wanted, .has, .name, *.pid))]
+    RoutedInUse {
+        /// Prefix that was to be routed to a VM.
+        wanted: String,
+        /// Prefix that the other VM has.
+        has: String,
+        /// Name of the other VM.
+        name: String,
+        /// Pid of the process that serves it.
+        pid: u32,
+    },
     /// The name of a VM is empty or does not fit its field.
     #[error("the VM name `{name}` is {bytes} bytes long, at most {max} fit and none is not enough")]
     VmName {
@@ -193,6 +205,18 @@ pub enum Error {
         "there is a device {0} already: give another name, or remove it with `ip link delete {0}`"
     )]
     DeviceExists(String),
+    /// A TAP that is to be opened is another device.
+    #[error("{0} is no TAP: remove that device, or give the VM another TAP (`slipgate vm set`)")]
+    NoTap(String),
+    /// A process has the TAP open.
+    #[error("a VMM has the TAP {0} open: end that one first")]
+    TapIsOpen(String),
+    /// The TAP has one queue, and several are to be opened.
+    #[error(
+        "the TAP {0} was made for one queue, and the machine's card has several: make it with \
+         multi_queue"
+    )]
+    TapOfOneQueue(String),
     /// The interface already has this program of another slipgate process by another hook.
     #[error("ifindex {ifindex} already carries slipgate's {program} by {hook}: detach it first")]
     OtherHook {
@@ -252,6 +276,17 @@ fn holder_named(holder: &Option<u32>) -> String {
         Some(pid) => format!("slipgate process {pid}"),
         None => "another slipgate process".to_owned(),
     }
+}
+
+fn routed_in_use(wanted: &str, has: &str, name: &str, pid: u32) -> String {
+    let what = match wanted == has {
+        true => format!("{wanted} is routed to"),
+        false => format!("{wanted} overlaps {has}, which is routed to"),
+    };
+    format!(
+        "{what} {name}, a VM of another process ({pid}): give each VM a prefix of its own, or stop that \
+         process"
+    )
 }
 
 /// Returns advice for the most common errors.

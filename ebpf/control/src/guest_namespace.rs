@@ -7,8 +7,7 @@ mod ipv6;
 
 use std::{
     ffi::{CStr, CString},
-    fs,
-    io::{self, Write as _},
+    fs, io,
     net::Ipv4Addr,
     os::{
         fd::OwnedFd,
@@ -123,20 +122,40 @@ impl GuestNamespace {
         if !target.exists() {
             return Ok(());
         }
-        let name = format!("slipgate-resolv-{}.conf", std::process::id());
-        let source = std::env::temp_dir().join(name);
-        let failed = || Error::os(format!("cover /etc/resolv.conf by {}", source.display()));
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&source)
+        let name = format!("slipgate-resolv-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let failed = || {
+            Error::os(format!(
+                "cover /etc/resolv.conf by a file in {}",
+                dir.display()
+            ))
+        };
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&dir)
             .map_err(failed())?;
-        let covered = writeln!(file, "nameserver {}", self.dns)
-            .and_then(|()| mount(Some(&source), target, libc::MS_BIND));
-        // The mount keeps the file.
-        let removed = fs::remove_file(&source);
+        let covered = cover_by_file(&dir, target, &format!("nameserver {}\n", self.dns));
+        let removed = fs::remove_dir(&dir);
         covered.and(removed).map_err(failed())
     }
+}
+
+/// Mounts a file with this text over another one, by a file system of its own that is made in an empty
+/// directory and does not stay there. The file is never removed from it: over one that was, nothing can be
+/// mounted, and the command may make such a namespace itself.
+fn cover_by_file(dir: &Path, target: &Path, text: &str) -> io::Result<()> {
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    mount_kind(Some((c"tmpfs", c"mode=0755")), None, dir, flags)?;
+    let source = dir.join("resolv.conf");
+    let covered =
+        fs::write(&source, text).and_then(|()| mount(Some(&source), target, libc::MS_BIND));
+    let place = CString::new(dir.as_os_str().as_bytes())?;
+    // SAFETY: the path is terminated.
+    let detached = match unsafe { libc::umount2(place.as_ptr(), libc::MNT_DETACH) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    };
+    covered.and(detached)
 }
 
 fn put(path: &str, text: &str) -> Result<()> {

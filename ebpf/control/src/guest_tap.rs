@@ -4,16 +4,25 @@
 //! Both are left down. The process that serves it brings it up after attaching its program. A process
 //! that holds only a queue cannot do so: that needs a capability.
 
-use std::{fs::File, os::fd::OwnedFd};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    os::fd::OwnedFd,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Error, Result,
     device::Device,
-    netlink::remove_link,
+    netlink::{remove_link, tap_queues},
     tap::{open_queue, set},
 };
 
-/// A newly made TAP.
+/// Time between two looks whether a TAP is free.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// A TAP with its queues.
 #[derive(Debug)]
 pub struct GuestTap {
     /// Name of the device.
@@ -21,6 +30,8 @@ pub struct GuestTap {
     /// Descriptors of the queues, non-blocking: each read and write is a `virtio_net_hdr` and a
     /// frame.
     pub queues: Vec<OwnedFd>,
+    /// Whether it stays when they are closed.
+    pub is_persistent: bool,
 }
 
 impl GuestTap {
@@ -30,11 +41,98 @@ impl GuestTap {
     /// A device of this name exists, or a queue cannot be opened.
     pub fn make(name: &str, queues: u16) -> Result<Self> {
         let (first, name) = make_first_queue(name, libc::IFF_MULTI_QUEUE)?;
+        Self::with_first(first, name, queues, libc::IFF_MULTI_QUEUE)
+    }
+
+    /// As [`GuestTap::make`], but takes no name of `taken`: those that no device has now and that are some
+    /// VM's all the same. A `%d` becomes the lowest number that is free.
+    ///
+    /// # Errors
+    /// A device of this name exists, or a queue cannot be opened.
+    pub fn make_beside(name: &str, queues: u16, taken: &BTreeSet<String>) -> Result<Self> {
+        if taken.is_empty() || !name.contains("%d") {
+            return Self::make(name, queues);
+        }
+        let mut number = 0;
+        loop {
+            let name = name.replacen("%d", &number.to_string(), 1);
+            number += 1;
+            if taken.contains(&name) || Device::named(&name).is_ok() {
+                continue;
+            }
+            match Self::make(&name, queues) {
+                // Another process was faster.
+                Err(Error::DeviceExists(_)) => {}
+                made => return made,
+            }
+        }
+    }
+
+    fn with_first(first: File, name: String, queues: u16, more: libc::c_int) -> Result<Self> {
         let mut all = vec![first.into()];
         for _ in 1..queues {
-            all.push(open_queue(&name, libc::IFF_MULTI_QUEUE)?.0.into());
+            all.push(open_queue(&name, more)?.0.into());
         }
-        Ok(Self { name, queues: all })
+        Ok(Self {
+            name,
+            queues: all,
+            is_persistent: false,
+        })
+    }
+
+    /// Opens `queues` queues of the TAP of this name, which nobody else may have open, or makes it where
+    /// there is none. One that is open is waited for, as its VMM may be about to end: the kernel
+    /// closes the descriptors of an io_uring a moment after the process's end.
+    ///
+    /// # Errors
+    /// It is still open after `within`, has fewer queues, or is no TAP; or a queue can't be opened.
+    pub fn open_or_make(name: &str, queues: u16, within: Duration) -> Result<Self> {
+        let until = Instant::now() + within;
+        loop {
+            match Self::try_open(name, queues)? {
+                Some(tap) => return Ok(tap),
+                None if Instant::now() >= until => return Err(Error::TapIsOpen(name.to_owned())),
+                None => thread::sleep(LOOK_EVERY),
+            }
+        }
+    }
+
+    /// As [`GuestTap::open_or_make`]; `None`: it is open.
+    fn try_open(name: &str, queues: u16) -> Result<Option<Self>> {
+        let Some(found) = tap_queues(name)? else {
+            return match Self::make(name, queues) {
+                Ok(tap) => Ok(Some(tap)),
+                // It has come meanwhile.
+                Err(Error::DeviceExists(_)) => Ok(None),
+                Err(e) => Err(e),
+            };
+        };
+        if found.open > 0 {
+            return Ok(None);
+        }
+        let more = match found.is_multi_queue {
+            true => libc::IFF_MULTI_QUEUE,
+            false if queues > 1 => return Err(Error::TapOfOneQueue(name.to_owned())),
+            false => 0,
+        };
+        match open_queue(name, more) {
+            Ok((first, name)) => {
+                let mut tap = Self::with_first(first, name, queues, more)?;
+                tap.is_persistent = found.is_persistent;
+                Ok(tap.is_alone()?.then_some(tap))
+            }
+            Err(e) if e.errno() == Some(libc::EBUSY) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl GuestTap {
+    /// Whether nobody has opened it meanwhile too. The kernel lets only one open a TAP of one queue.
+    fn is_alone(&self) -> Result<bool> {
+        let found = tap_queues(&self.name)?;
+        Ok(found
+            .is_some_and(|found| !found.is_multi_queue || found.open as usize == self.queues.len()))
     }
 }
 

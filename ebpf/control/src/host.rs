@@ -10,9 +10,13 @@ use crate::netlink::raw;
 
 mod nat_rule;
 mod nfnetlink;
+mod rule_watch;
 mod source_nat;
+mod tracked;
 
-pub use source_nat::{Addresses, Device, GuestsTuples, SourceNat};
+pub use rule_watch::RuleWatch;
+pub use source_nat::{Addresses, Device, GuestsTuples, SourceNat, Sources};
+pub use tracked::translated_ports;
 
 /// Facts about the calling thread's network namespace. `None`: it could not be determined.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -51,15 +55,40 @@ pub struct ForwardChain {
 impl HostFacts {
     /// Reads the facts of the calling thread's network namespace.
     pub fn read() -> Self {
-        let sysctl = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
         Self {
             ip_forward: sysctl("ip_forward").map(|value| value.trim() != "0"),
             forward_chains: nfnetlink::dump(nfnetlink::GET_CHAIN, forward_chain).ok(),
             legacy_tables: fs::read_to_string("/proc/net/ip_tables_names")
                 .map(|names| names.lines().map(Into::into).collect())
                 .unwrap_or_default(),
-            source_nat: source_nat::find().ok(),
             xfrm_policies: xfrm_policies().ok(),
+            ..Self::read_about_tuples()
+        }
+    }
+
+    /// Reads those facts alone that [`Self::meets`] looks at.
+    pub fn read_about_tuples() -> Self {
+        Self {
+            source_nat: source_nat::find().ok(),
+            ..Self::default()
+        }
+        .with_ports_read()
+    }
+
+    /// Reads those of these facts again of which the kernel gives no notice: the ports of the
+    /// host's sockets, and whether legacy iptables may translate sources. Takes some file reads, however many
+    /// rules there are.
+    #[must_use]
+    pub fn with_unnoticed_read(mut self) -> Self {
+        if let Some(rules) = &mut self.source_nat {
+            rules.retain(|rule| !rule.is_legacy());
+            rules.extend(source_nat::legacy());
+        }
+        self.with_ports_read()
+    }
+
+    fn with_ports_read(self) -> Self {
+        Self {
             local_ports: sysctl("ip_local_port_range").and_then(|range| {
                 let mut ports = range.split_whitespace().map(str::parse);
                 Some((ports.next()?.ok()?, ports.next()?.ok()?))
@@ -67,6 +96,7 @@ impl HostFacts {
             reserved_ports: sysctl("ip_local_reserved_ports")
                 .map(|ports| port_list(&ports))
                 .unwrap_or_default(),
+            ..self
         }
     }
 
@@ -92,6 +122,8 @@ impl HostFacts {
     /// The same of source NAT alone.
     pub fn translates_to(&self, guests: &GuestsTuples) -> Vec<String> {
         let GuestsTuples { uplink, ports, .. } = guests;
+        let by_routes = guests.by_routes.as_ref().map(|whose| format!(" ({whose})"));
+        let by_routes = by_routes.as_deref().unwrap_or_default();
         let (first, last) = (ports.start(), ports.end());
         let mut met = Vec::new();
         for nat in self.source_nat.iter().flatten() {
@@ -99,16 +131,16 @@ impl HostFacts {
                 continue;
             }
             let SourceNat { table, chain, .. } = nat;
-            // Guests' IPv6 flows have no other address than the uplink's.
-            let (flows, or_else) = match nat.may_meet_ipv6(guests) {
-                true => ("IPv6 flows", ""),
-                false => ("flows", ", or guests another address by --nat-address"),
+            let (flows, by) = match nat.may_meet_ipv6_only(guests) {
+                true => ("IPv6 flows", "nat_addresses"),
+                false => ("flows", "--nat-address"),
             };
             let sentence = format!(
-                "the chain {table} {chain} translates sources at {uplink} to the address of guests' \
+                "the chain {table} {chain} translates sources at {uplink}{by_routes} to the address of guests' \
                  {flows}, and may use ports of theirs ({first}-{last}): a connection with the port of \
                  a guest's flow to the same server gets no answer; give the chain other ports, as \
-                 `masquerade to :1024-60999` does (iptables: --to-ports){or_else}"
+                 `masquerade to :1024-60999` does (iptables: --to-ports), or guests another \
+                 address by {by}"
             );
             if !met.contains(&sentence) {
                 met.push(sentence);
@@ -141,6 +173,10 @@ impl HostFacts {
         }
         warnings
     }
+}
+
+fn sysctl(name: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()
 }
 
 /// Reads a list of ports and ranges as sysctls print it: `1-3,8`.

@@ -77,10 +77,10 @@ fn cut_answers_are_no_chains() {
 fn what_may_have_the_tuples_of_guests_is_said_and_what_may_not_is_not() {
     let guests = |ports| GuestsTuples {
         uplink: "eth0".into(),
-        address: None,
-        masquerade: None,
+        by_routes: None,
         ports,
-        addresses6: None,
+        ipv4: Some(Sources::default()),
+        ipv6: None,
     };
     let masquerade = |ports| SourceNat {
         table: "nat".into(),
@@ -113,4 +113,31 @@ fn what_may_have_the_tuples_of_guests_is_said_and_what_may_not_is_not() {
     facts.reserved_ports = port_list("60000-60997,60999\n");
     let met = facts.meets(&guests(60_000..=65_535));
     assert!(met[0].contains("(port 60998)"), "{met:?}");
+}
+
+/// Of legacy iptables and of sockets' ports the kernel gives no notice.
+#[test]
+fn what_has_no_notice_is_read_without_asking_for_the_rules() {
+    crate::testing::in_netns("what_has_no_notice_is_read", || {
+        crate::testing::run("nft add table ip own");
+        crate::testing::run(
+            "nft add chain ip own out { type nat hook postrouting priority 100 ; }",
+        );
+        crate::testing::run("nft add rule ip own out masquerade");
+        let before = HostFacts::read_about_tuples();
+        let rules = before.source_nat.as_ref().unwrap();
+        assert!(rules.iter().any(|rule| rule.table == "own"), "{rules:?}");
+        // A rule of nftables is taken over as it was, a legacy one is not there any more.
+        let mut stale = before.clone();
+        let legacy = SourceNat {
+            chain: "of legacy ip6tables".into(),
+            ..rules[0].clone()
+        };
+        stale.source_nat.as_mut().unwrap().push(legacy);
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "20000 30000").unwrap();
+        let after = stale.with_unnoticed_read();
+        assert_eq!(after.source_nat, before.source_nat);
+        assert_eq!(after.local_ports, Some((20_000, 30_000)));
+        assert_eq!(HostFacts::default().with_unnoticed_read().source_nat, None);
+    });
 }

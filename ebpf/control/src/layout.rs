@@ -3,15 +3,16 @@
 use std::{fmt, mem::size_of};
 
 use slipgate_abi::{
-    Addresses6, DropCounters, FirstPacket, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
-    NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6,
-    VmCounters, first_packet::RING_LEN, forward::DenyKey, maps,
+    Addresses6, DropCounters, EarlyFragment, EarlyTag, FirstPacket, FlowRef, ForwardKey,
+    ForwardKey6, ForwardTarget, NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry,
+    Tuple, Tuple6, Vm, Vm6, VmCounters, early_fragment, first_packet::RING_LEN, forward::DenyKey,
+    maps,
 };
 
 pub use crate::bpf::{Kind, Shape};
 
 /// Number of maps that processes share.
-pub const MAPS: usize = 21;
+pub const MAPS: usize = 23;
 
 /// Sizes with which the maps are made. The maps have them ever after: a process that joins takes
 /// theirs.
@@ -72,6 +73,8 @@ pub enum MapName {
     Vms6,
     Forwards6,
     FirstPackets,
+    EarlyFragments,
+    EarlyTags,
 }
 
 impl MapName {
@@ -98,6 +101,8 @@ impl MapName {
         Self::Vms6,
         Self::Forwards6,
         Self::FirstPackets,
+        Self::EarlyFragments,
+        Self::EarlyTags,
     ];
 
     /// Returns the map's name in the object, which is also its pin's.
@@ -124,6 +129,8 @@ impl MapName {
             Self::Vms6 => "VMS6",
             Self::Forwards6 => "FORWARDS6",
             Self::FirstPackets => "FIRST_PACKETS",
+            Self::EarlyFragments => "EARLY_FRAGMENTS",
+            Self::EarlyTags => "EARLY_TAGS",
         }
     }
 
@@ -186,6 +193,10 @@ impl MapName {
             Self::FirstPackets => {
                 Shape::array(size_of::<FirstPacket>(), maps::MAX_OWNERS * RING_LEN)
             }
+            Self::EarlyFragments => {
+                Shape::array(size_of::<EarlyFragment>(), early_fragment::PLACES)
+            }
+            Self::EarlyTags => Shape::array(size_of::<EarlyTag>(), early_fragment::TAGS),
             Self::Forwards6 => Shape {
                 kind: Kind::HASH,
                 key: size_of::<ForwardKey6>() as u32,

@@ -12,6 +12,7 @@
 //! tap::EnginePort::open(owner.row(), &mut handed_over)?         sgport<row>; .fd is for the engine
 //! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
 //! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
+//! routed::take(maps, &paths, routed, &open, &rows, datapath.patience())?  a prefix that the network routes to the VM
 //! serve::serve_tap(&datapath, tap_ifindex, hook)?               attach, forwarding 0, and only then up
 //! guest_tap::GuestTap::make(name, queues)?                      for a VMM of ours, before all of this; left down
 //! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
@@ -59,6 +60,7 @@ pub mod pacing;
 pub mod paths;
 pub mod pins;
 pub mod probe;
+pub mod routed;
 pub mod serve;
 pub mod tap;
 pub mod tap_settings;

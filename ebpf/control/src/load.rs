@@ -38,7 +38,7 @@ use std::{
         AtomicBool,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use aya::{Ebpf, EbpfLoader};
@@ -197,12 +197,16 @@ impl Datapath {
         self.serves.store(serves, Relaxed);
     }
 
-    pub(crate) fn lock(&self) -> Result<FileLock> {
-        let patience = match self.serves.load(Relaxed) {
+    /// Returns the time for which this process may wait for a lock now.
+    pub fn patience(&self) -> Duration {
+        match self.serves.load(Relaxed) {
             true => WHILE_SERVING,
             false => PATIENCE,
-        };
-        lock(&self.paths, patience)
+        }
+    }
+
+    pub(crate) fn lock(&self) -> Result<FileLock> {
+        lock(&self.paths, self.patience())
     }
 
     fn pin_programs(&self) -> Result<()> {
@@ -240,18 +244,19 @@ fn lock(paths: &Paths, patience: Duration) -> Result<FileLock> {
     FileLock::wait(&paths.run_dir.join("lock"), patience)
 }
 
-/// Makes the directories and takes their lock, even while a last owner removes them.
+/// Makes the directories and takes their lock, even while a last owner removes them, or a start in another
+/// namespace that finds the second one empty ([`crate::pins`]).
 fn create_and_lock(paths: &Paths) -> Result<FileLock> {
+    let begun = Instant::now();
     loop {
-        paths.create()?;
-        match lock(paths, PATIENCE) {
+        match paths.create().and_then(|()| lock(paths, PATIENCE)) {
             Ok(lock) => {
                 // The last owner may have removed the pins' directory before the lock file was made
                 // again.
                 paths.create()?;
                 return Ok(lock);
             }
-            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            Err(error) if error.errno() == Some(libc::ENOENT) && begun.elapsed() < PATIENCE => {}
             Err(error) => return Err(error),
         }
     }

@@ -340,3 +340,30 @@ fn bpftool_names_the_fields_of_ipv6s_maps() {
         }
     });
 }
+
+/// A start in another namespace removes lock directories that are empty.
+#[test]
+fn directories_are_made_while_others_remove_empty_ones() {
+    let scratch = tempfile::tempdir().unwrap();
+    let paths = Paths {
+        pin_dir: scratch.path().join("pins"),
+        run_dir: scratch.path().join("run"),
+    };
+    let is_done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = std::fs::remove_dir(&paths.run_dir);
+                std::thread::yield_now();
+            }
+        });
+        for _ in 0..4_000 {
+            let lock = create_and_lock(&paths);
+            is_done.fetch_or(lock.is_err(), std::sync::atomic::Ordering::Relaxed);
+            let _lock = lock.unwrap();
+            assert!(paths.run_dir.join("lock").exists());
+            paths.remove().unwrap();
+        }
+        is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}

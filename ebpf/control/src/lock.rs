@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, paths::ROUTED_LOCK};
 
 /// Time-out of the lock for a start or an orderly stop: other processes load programs while they
 /// hold it, which takes seconds on a slow machine.
@@ -44,6 +44,12 @@ impl FileLock {
             }
             std::thread::sleep(RETRY_INTERVAL);
         }
+    }
+
+    /// Waits for the lock under which entries of what is routed to VMs are looked for, made and removed,
+    /// where they may be another VM's by now. `run_dir`: the directory of the locks.
+    pub(crate) fn of_routed(run_dir: &Path, patience: Duration) -> Result<Self> {
+        Self::wait(&run_dir.join(ROUTED_LOCK), patience)
     }
 
     /// Returns the descriptor that holds the lock. A process with a copy holds the lock too.

@@ -1,8 +1,8 @@
 //! The shared maps, for a process that holds their descriptors. It needs no capability.
 //!
 //! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
-//! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6; and FIRST_PACKETS, which has guests' packets, by
-//! engines alone ([`SharedMaps::map_first_packets`]). The other maps are reached by system calls: FLOWS,
+//! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6; and FIRST_PACKETS, EARLY_FRAGMENTS and EARLY_TAGS,
+//! which have packets, by engines alone ([`SharedMaps::map_packets`]). The other maps are reached by system calls: FLOWS,
 //! FLOWS6, FORWARDS, FORWARDS6, TAPS, DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
 //! each process has the other maps for itself ([`crate::in_memory`]).
 //!
@@ -35,12 +35,12 @@ use std::{
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, Addresses6, Addresses6Ref, Direction, DropCounters, FirstPacket, FirstPacketRef,
-    FlowRef, ForwardKey, ForwardKey6, ForwardTarget, IfIndex, NameKey, NameValue, NextHop,
-    NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot,
-    SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef,
-    VmRow, count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef,
-    vm::VmFlags,
+    ABI_VERSION, Addresses6, Addresses6Ref, Direction, DropCounters, EarlyFragment,
+    EarlyFragmentRef, EarlyTag, EarlyTagRef, FirstPacket, FirstPacketRef, FlowRef, ForwardKey,
+    ForwardKey6, ForwardTarget, IfIndex, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
+    RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef, VmRow,
+    count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -76,8 +76,8 @@ pub struct SharedMaps {
     /// Descriptors of the mapped arrays; those of the other maps are in their tables.
     arrays: Vec<(MapName, OwnedFd)>,
     memory: Memory,
-    /// Rings of first packets, in an engine.
-    first_packets: OnceLock<Mapped<FirstPacket>>,
+    /// The maps with packets, in an engine.
+    packets: OnceLock<Packets>,
     /// Flow table of IPv4: tuples to slots.
     pub flows: Table<Tuple, FlowRef>,
     /// Flow table of IPv6.
@@ -92,6 +92,14 @@ pub struct SharedMaps {
     pub deny: Table<DenyPrefix, u32>,
     /// Addresses that DNS answers opened.
     pub names: Table<NameKey, NameValue>,
+}
+
+/// Mapped arrays with packets.
+#[derive(Debug)]
+struct Packets {
+    first: Mapped<FirstPacket>,
+    early: Mapped<EarlyFragment>,
+    early_tags: Mapped<EarlyTag>,
 }
 
 /// The arrays that are mapped into memory.
@@ -170,7 +178,7 @@ impl SharedMaps {
         Ok(Self {
             arrays,
             memory,
-            first_packets: OnceLock::new(),
+            packets: OnceLock::new(),
             flows: Table::new(flows.0, flows.1, most(MapName::Flows)),
             flows6: Table::new(flows6.0, flows6.1, most(MapName::Flows6)),
             forwards: Table::new(forwards.0, forwards.1, most(MapName::Forwards)),
@@ -242,27 +250,47 @@ impl SharedMaps {
         Some(unsafe { Addresses6Ref::new(self.memory.addresses6.at(index.get())?) })
     }
 
-    /// Maps the rings of first packets into memory: for an engine, since they have guests' packets.
+    /// Maps the rings of first packets and the store of early fragments into memory: for an engine,
+    /// since they have packets.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn map_first_packets(&self) -> Result<()> {
-        let name = MapName::FirstPackets;
+    pub fn map_packets(&self) -> Result<()> {
+        let packets = Packets {
+            first: self.map_array(MapName::FirstPackets)?,
+            early: self.map_array(MapName::EarlyFragments)?,
+            early_tags: self.map_array(MapName::EarlyTags)?,
+        };
+        // A second mapping would be as good, and is left where it is.
+        let _ = self.packets.set(packets);
+        Ok(())
+    }
+
+    fn map_array<T>(&self, name: MapName) -> Result<Mapped<T>> {
         let failed = || Error::os(format!("map {} into memory", name.name()));
         let fd = self.arrays.iter().find(|(map, _)| *map == name);
         let fd = fd.ok_or_else(|| failed()(std::io::ErrorKind::NotFound.into()))?;
         let entries = name.shape(self.sizes()).entries;
-        let mapped = Mapped::new(fd.1.as_fd(), entries, Protection::ReadWrite);
-        // A second mapping would be as good, and is left where it is.
-        let _ = self.first_packets.set(mapped.map_err(failed())?);
-        Ok(())
+        Mapped::new(fd.1.as_fd(), entries, Protection::ReadWrite).map_err(failed())
     }
 
     /// Returns a place of a ring of first packets; `None` beyond the last, and unless
-    /// [`SharedMaps::map_first_packets`] was called.
+    /// [`SharedMaps::map_packets`] was called.
     pub fn first_packet(&self, index: u32) -> Option<FirstPacketRef> {
         // SAFETY: an element of FIRST_PACKETS; the mapping is never taken down.
-        Some(unsafe { FirstPacketRef::new(self.first_packets.get()?.at(index)?) })
+        Some(unsafe { FirstPacketRef::new(self.packets.get()?.first.at(index)?) })
+    }
+
+    /// Returns a copy of an early fragment by its place; `None` as for [`SharedMaps::first_packet`].
+    pub fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef> {
+        // SAFETY: an element of EARLY_FRAGMENTS; the mapping is never taken down.
+        Some(unsafe { EarlyFragmentRef::new(self.packets.get()?.early.at(place)?) })
+    }
+
+    /// Returns an element of `EARLY_TAGS`; `None` as for [`SharedMaps::first_packet`].
+    pub fn early_tag(&self, index: u32) -> Option<EarlyTagRef> {
+        // SAFETY: an element of EARLY_TAGS; the mapping is never taken down.
+        Some(unsafe { EarlyTagRef::new(self.packets.get()?.early_tags.at(index)?) })
     }
 
     /// Returns a VM's row of `VMS6`; `None` beyond the last.

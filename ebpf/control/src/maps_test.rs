@@ -3,6 +3,7 @@ use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
 use slipgate_abi::{
     DropReason, Ip4, RuleIndex, SlotIndex, VmRow,
     count::drop_packet,
+    early_fragment::{PLACES, TAGS},
     first_packet::RING_LEN,
     maps::{MAX_OWNERS, RuleFlags},
 };
@@ -332,10 +333,14 @@ fn rings_of_first_packets_are_there_for_who_maps_them_alone() {
             let datapath = maps_only();
             let maps = datapath.maps();
             assert!(maps.first_packet(0).is_none());
-            maps.map_first_packets().unwrap();
+            assert!(maps.early_fragment(0).is_none() && maps.early_tag(0).is_none());
+            maps.map_packets().unwrap();
             let last = MAX_OWNERS * RING_LEN - 1;
             assert!(maps.first_packet(last).is_some_and(|place| !place.has(0)));
             assert!(maps.first_packet(last + 1).is_none());
+            assert!(maps.early_tag(TAGS - 1).is_some() && maps.early_tag(TAGS).is_none());
+            assert!(maps.early_fragment(PLACES - 1).is_some());
+            assert!(maps.early_fragment(PLACES).is_none());
         },
     );
 }

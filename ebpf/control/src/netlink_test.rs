@@ -109,6 +109,46 @@ fn a_snapshot_has_what_ip_shows() {
 }
 
 #[test]
+fn a_route_is_there_for_each_of_its_next_hops_that_is_alive() {
+    in_netns(
+        "a_route_is_there_for_each_of_its_next_hops_that_is_alive",
+        || {
+            let up0 = uplink();
+            run("ip link add up1 type veth peer name far1");
+            run("ip link set far1 up");
+            run("ip link set up1 up");
+            run("ip addr add 198.18.9.2/24 dev up1");
+            run(
+                "ip route add 203.0.113.0/24 nexthop via 198.18.9.1 dev up1 weight 2 \
+                 nexthop via 192.0.2.7 dev up0 weight 3 nexthop via 192.0.2.8 dev up0",
+            );
+            let mut watch = NetworkWatch::open().unwrap();
+            let hops = |network: &Network| -> Vec<_> {
+                let routes = network.routes.iter();
+                let its = routes.filter(|it| it.destination == IpAddr::from([203, 0, 113, 0]));
+                its.map(|it| (it.gateway.unwrap().to_string(), it.weight, it.is_further))
+                    .collect()
+            };
+            let hop = |gateway: &str, weight, is_further| (gateway.to_owned(), weight, is_further);
+            let all = [
+                hop("198.18.9.1", 2, false),
+                hop("192.0.2.7", 3, true),
+                hop("192.0.2.8", 1, true),
+            ];
+            until(&mut watch, "all", |network| hops(network) == all);
+            for router in ["192.0.2.7", "192.0.2.8"] {
+                let router = router.parse().unwrap();
+                assert!(watch.network().is_next_hop(up0, router), "{router}");
+            }
+            // The first of those that are left is the first.
+            run("ip link set up1 down");
+            let left = [hop("192.0.2.7", 3, false), hop("192.0.2.8", 1, true)];
+            until(&mut watch, "the living", |network| hops(network) == left);
+        },
+    );
+}
+
+#[test]
 fn changes_are_followed() {
     in_netns("changes_are_followed", || {
         let up0 = uplink();
@@ -162,6 +202,27 @@ fn changes_say_what_changed() {
             "{changes:?}"
         );
     });
+}
+
+#[test]
+fn changes_that_are_read_with_a_further_table_are_reported() {
+    in_netns(
+        "changes_that_are_read_with_a_further_table_are_reported",
+        || {
+            let up0 = uplink();
+            let mut watch = NetworkWatch::open().unwrap();
+            until(&mut watch, "quiet", |network| network.links[&up0].up);
+            while watch.update().unwrap().any() {}
+            run("ip route add default via 192.0.2.1");
+            let followed = Followed {
+                tables: [100].into(),
+                rules: false,
+            };
+            watch.follow(followed).unwrap();
+            assert!(watch.network().default_uplink().is_some());
+            assert!(watch.update().unwrap().routes);
+        },
+    );
 }
 
 #[test]
@@ -335,6 +396,52 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
         for neighbour in ["192.0.2.8 dev up0", "192.0.2.77 dev up0"] {
             assert!(shown.contains(neighbour), "{shown}");
         }
+    });
+}
+
+#[test]
+fn a_next_hop_outlives_its_route_while_it_is_claimed_and_a_successor_keeps_it() {
+    in_netns("outlived_route", || {
+        let up0 = uplink();
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let mut watch = NetworkWatch::open().unwrap();
+        let [kept, freed] = [ROUTER, Ipv4Addr::new(192, 0, 2, 9)]
+            .map(|neighbour| maps.claim_next_hop(5, up0, neighbour, 0).unwrap());
+        for neighbour in ["192.0.2.1", "192.0.2.9"] {
+            run(&format!(
+                "ip neigh replace {neighbour} lladdr 02:00:00:00:00:01 dev up0 nud permanent"
+            ));
+        }
+        until(&mut watch, "up", |n| {
+            n.links[&up0].up && n.neighbours.len() >= 2
+        });
+        let refresh = |hops: &mut NextHops, watch: &NetworkWatch| {
+            hops.refresh(maps, watch.network(), &[up0].into()).unwrap()
+        };
+        let mut hops = NextHops::new(vec![5]).unwrap();
+        assert_eq!(refresh(&mut hops, &watch), 2);
+        run("ip route flush dev up0 table main");
+        until(&mut watch, "no route", |n| {
+            !n.is_next_hop(up0, ROUTER.into())
+        });
+        assert_eq!(refresh(&mut hops, &watch), 2);
+        maps.free_next_hop(freed);
+        assert_eq!(refresh(&mut hops, &watch), 1);
+        // A process that knows nothing of it does not ask for it.
+        let noted = hops.right().clone();
+        let mut successor = NextHops::new(vec![5]).unwrap().after(noted.clone());
+        assert_eq!(refresh(&mut successor, &watch), 1);
+        assert!(is_usable(
+            maps.next_hop(kept).unwrap().sequence().load(Acquire)
+        ));
+        assert_eq!(refresh(&mut NextHops::new(vec![5]).unwrap(), &watch), 0);
+        // What is not claimed at its start is not right later.
+        maps.free_next_hop(kept);
+        let mut late = NextHops::new(vec![5]).unwrap().after(noted);
+        assert_eq!(refresh(&mut late, &watch), 0);
+        maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
+        assert_eq!(refresh(&mut late, &watch), 0);
     });
 }
 
@@ -574,7 +681,6 @@ fn short_of_descriptors() {
         watch.fall_behind(&"a test says so");
         let first = watch.due().unwrap();
         // Not asked in vain.
-        assert!(!watch.update().unwrap().any());
         assert_eq!(watch.due(), Some(first));
 
         std::thread::sleep(first.saturating_duration_since(std::time::Instant::now()));

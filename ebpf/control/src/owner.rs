@@ -17,6 +17,7 @@
 //! The owner of a slot is that of its chunk. `Slot::owner` records the process that admitted the
 //! flow, which adoption does not change.
 
+mod hops;
 mod sweep;
 pub(crate) mod taps;
 

@@ -32,8 +32,12 @@ pub const VMS_DIR: &str = "vms";
 pub const POLICIES_DIR: &str = "policies";
 /// File beside the locks that a daemon holds: a network namespace has one.
 pub(crate) const DAEMON_LOCK: &str = "daemon.lock";
+/// File beside the locks that is locked while entries of what is routed to VMs are looked for and made.
+pub(crate) const ROUTED_LOCK: &str = "routed.lock";
 /// Suffix of the files beside the locks that list the TAPs of a process.
 pub(crate) const TAPS_SUFFIX: &str = ".taps";
+/// Suffix of the files beside the locks that list the next hops of a process.
+pub(crate) const HOPS_SUFFIX: &str = ".hops";
 
 /// Directories of one set of pins.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -109,9 +113,15 @@ impl Paths {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let ours = [COOKIE_FILE, BUILD_FILE, PINS_FILE, DAEMON_LOCK]
-                .iter()
-                .any(|own| name == *own)
+            let ours = [
+                COOKIE_FILE,
+                BUILD_FILE,
+                PINS_FILE,
+                DAEMON_LOCK,
+                ROUTED_LOCK,
+            ]
+            .iter()
+            .any(|own| name == *own)
                 || name.as_encoded_bytes().starts_with(b"owner-")
                 // Of a killed process: no process lives.
                 || name.as_encoded_bytes().ends_with(b".sock")
@@ -123,7 +133,9 @@ impl Paths {
                 || name.as_encoded_bytes().ends_with(b".questions-new")
                 || name.as_encoded_bytes().ends_with(b".rules")
                 || name.as_encoded_bytes().ends_with(TAPS_SUFFIX.as_bytes())
-                || name.as_encoded_bytes().ends_with(b".taps-new");
+                || name.as_encoded_bytes().ends_with(b".taps-new")
+                || name.as_encoded_bytes().ends_with(HOPS_SUFFIX.as_bytes())
+                || name.as_encoded_bytes().ends_with(b".hops-new");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
             } else if name == VMS_DIR || name == POLICIES_DIR {

@@ -7,13 +7,15 @@ use std::{
     collections::HashSet,
     net::{Ipv4Addr, Ipv6Addr},
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+    time::Duration,
 };
 
 use slipgate_abi::{Direction, IfIndex, TapEntry, VmId, VmRef, VmRow, vm::VmFlags};
 
 pub use crate::vm_rows::{name_of, owner_of_name, rows_of};
 use crate::{
-    Error, Result,
+    Error, Paths, Result,
+    lock::FileLock,
     maps::{Insert, InsertError, SharedMaps, fill_text},
     owner::{Owner, is_process},
     vm_rows::{id_of, owner_of, row_named},
@@ -284,17 +286,24 @@ pub fn close(maps: &SharedMaps, row: VmRow) -> Result<()> {
 }
 
 /// Removes the entries of `TAPS`, `FORWARDS`, `FORWARDS6` and `NAMES` of VMs that are closed, in one walk over
-/// these maps.
+/// these maps. `patience`: time-out of the lock of what is routed to VMs: another process may give it to
+/// a VM of its own just now.
 ///
 /// # Errors
-/// One of the maps cannot be read or changed.
-pub fn remove_entries(maps: &SharedMaps, closed: &HashSet<VmId>) -> Result<()> {
+/// One of the maps cannot be read or changed, or the lock is not obtained.
+pub fn remove_entries(
+    maps: &SharedMaps,
+    paths: &Paths,
+    closed: &HashSet<VmId>,
+    patience: Duration,
+) -> Result<()> {
     maps.taps.remove_if(|_, tap| closed.contains(&tap.id()))?;
     maps.forwards
         .remove_if(|_, forward| closed.contains(&forward.id()))?;
+    maps.names.remove_if(|key, _| closed.contains(&key.id()))?;
+    let _entries = FileLock::of_routed(&paths.run_dir, patience)?;
     maps.forwards6
         .remove_if(|_, forward| closed.contains(&forward.id()))?;
-    maps.names.remove_if(|key, _| closed.contains(&key.id()))?;
     Ok(())
 }
 

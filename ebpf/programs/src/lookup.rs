@@ -1,8 +1,9 @@
 //! Access of the datapath to the BPF maps.
 use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
-    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef,
-    OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
+    Addresses6Ref, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6,
+    ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref,
+    VmRef,
     datapath::{
         Maps,
         fragment_table::{Fragment, Fragment6, PLACES},
@@ -11,8 +12,8 @@ use slipgate_abi::{
 };
 
 use crate::maps::{
-    ADDRESSES6, FIRST_PACKETS, FLOWS, FLOWS6, FORWARDS, FORWARDS6, NEXT_HOPS, OWNERS, RATES,
-    SEQUENCES, SLOTS, TAPS, VMS, VMS6,
+    ADDRESSES6, EARLY_FRAGMENTS, EARLY_TAGS, FIRST_PACKETS, FLOWS, FLOWS6, FORWARDS, FORWARDS6,
+    NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS, VMS6,
 };
 
 /// Fragment tables of both families. They are not pinned, because their contents are valid for
@@ -55,6 +56,22 @@ unsafe impl Maps for BpfMaps {
         FIRST_PACKETS
             .get_ptr_mut(index)
             .map(|packet| unsafe { FirstPacketRef::new(packet) })
+    }
+
+    #[inline(always)]
+    fn early_tag(self, index: u32) -> Option<EarlyTagRef> {
+        // SAFETY: an element of EARLY_TAGS.
+        EARLY_TAGS
+            .get_ptr_mut(index)
+            .map(|tag| unsafe { EarlyTagRef::new(tag) })
+    }
+
+    #[inline(always)]
+    fn early_fragment(self, place: u32) -> Option<EarlyFragmentRef> {
+        // SAFETY: an element of EARLY_FRAGMENTS.
+        EARLY_FRAGMENTS
+            .get_ptr_mut(place)
+            .map(|copy| unsafe { EarlyFragmentRef::new(copy) })
     }
 
     #[inline(always)]

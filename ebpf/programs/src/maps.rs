@@ -6,10 +6,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use slipgate_abi::{
-    Addresses6, DropCounters, FirstPacket, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
-    NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6,
-    VmCounters,
+    Addresses6, DropCounters, EarlyFragment, EarlyTag, FirstPacket, FlowRef, ForwardKey,
+    ForwardKey6, ForwardTarget, NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry,
+    Tuple, Tuple6, Vm, Vm6, VmCounters,
     datapath::Program6,
+    early_fragment::{PLACES, TAGS},
     first_packet::RING_LEN,
     forward::DenyKey,
     maps::{
@@ -54,6 +55,10 @@ pub(crate) static OWNERS: Mapped<Owner, { MAX_OWNERS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static FIRST_PACKETS: Mapped<FirstPacket, { (MAX_OWNERS * RING_LEN) as usize }> =
     Array::new();
+#[btf_map]
+pub(crate) static EARLY_FRAGMENTS: Mapped<EarlyFragment, { PLACES as usize }> = Array::new();
+#[btf_map]
+pub(crate) static EARLY_TAGS: Mapped<EarlyTag, { TAGS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static VMS: Mapped<Vm, { ROWS }> = Array::new();
 #[btf_map]

@@ -23,6 +23,8 @@ pub(super) struct Model {
     pub(super) counted: DiskSnapshot,
     read_only: bool,
     cache: Cache,
+    /// What memory, and places and lengths, have to be aligned to; `None`: sectors.
+    alignment: Option<[u32; 2]>,
     /// Whether the file makes zeroes by FALLOC_FL_ZERO_RANGE.
     zeroes_ranges: bool,
     features: u64,
@@ -54,13 +56,18 @@ enum End {
 }
 
 impl Model {
-    pub(super) fn new(disk: Vec<u8>, read_only: bool, cache: Cache, zeroes_ranges: bool) -> Model {
+    pub(super) fn new(
+        disk: Vec<u8>,
+        (read_only, cache, alignment): (bool, Cache, Option<[u32; 2]>),
+        zeroes_ranges: bool,
+    ) -> Model {
         Model {
             memory: vec![0; MEMORY_BYTES as usize],
             disk,
             counted: DiskSnapshot::default(),
             read_only,
             cache,
+            alignment,
             zeroes_ranges,
             features: 0,
             queues: Vec::new(),
@@ -238,9 +245,10 @@ impl Model {
     }
 
     fn read(&mut self, sector: u64, into: &[Range<usize>]) -> End {
-        let Some(place) = place(sector, total(into)) else {
+        let Some(place) = self.place(sector, total(into)) else {
             return End::Invalid;
         };
+        self.count_unaligned(into, 0);
         let data = self.disk[place].to_vec();
         self.scatter(into, &data);
         self.counted.reads += 1;
@@ -250,9 +258,10 @@ impl Model {
 
     fn write(&mut self, sector: u64, from: &[Range<usize>]) -> End {
         let bytes = total(from) - HEADER_BYTES as u64;
-        let Some(place) = place(sector, bytes) else {
+        let Some(place) = self.place(sector, bytes) else {
             return End::Invalid;
         };
+        self.count_unaligned(from, HEADER_BYTES);
         let all = from.iter().cloned().flatten().skip(HEADER_BYTES);
         let to = self.disk[place].iter_mut();
         to.zip(all).for_each(|(to, at)| *to = self.memory[at]);
@@ -271,7 +280,9 @@ impl Model {
             return End::Unsupported;
         }
         let bytes = sectors * SECTOR_BYTES;
-        let place = place(sector, bytes).filter(|_| sectors <= MAX_RANGE_SECTORS);
+        let place = self
+            .place(sector, bytes)
+            .filter(|_| sectors <= MAX_RANGE_SECTORS);
         let Some(place) = place else {
             return End::Invalid;
         };
@@ -301,9 +312,45 @@ impl Model {
     fn is_write_through(&self) -> bool {
         match self.cache {
             Cache::WriteThrough => true,
-            Cache::WriteBack => self.features & FLUSH == 0,
+            Cache::WriteBack | Cache::None => self.features & FLUSH == 0,
             Cache::Unsafe => false,
         }
+    }
+
+    /// Returns a range of the disk; `None` unless it is whole blocks of it.
+    fn place(&self, sector: u64, bytes: u64) -> Option<Range<usize>> {
+        let block = self
+            .alignment
+            .map_or(SECTOR_BYTES, |[_, block]| block.into());
+        let start = sector.checked_mul(SECTOR_BYTES)?;
+        let end = start.checked_add(bytes)?;
+        let is_whole = start.is_multiple_of(block) && bytes.is_multiple_of(block);
+        (is_whole && end <= DISK_BYTES).then_some(start as usize..end as usize)
+    }
+
+    /// Counts a transfer if its memory behind the first `skip` bytes, in any part of it, is not
+    /// aligned.
+    fn count_unaligned(&mut self, memory: &[Range<usize>], mut skip: usize) {
+        let Some([address, block]) = self.alignment else {
+            return;
+        };
+        let unit = address.max(block) as usize;
+        let border = REGION_BYTES as usize;
+        let mut is_unaligned = false;
+        for range in memory {
+            for part in [
+                range.start..range.end.min(border),
+                range.start.max(border)..range.end,
+            ] {
+                let start = (part.start + skip).min(part.end.max(part.start));
+                skip -= start - part.start;
+                if start < part.end {
+                    let is_placed = start.is_multiple_of(address as usize);
+                    is_unaligned |= !is_placed || !(part.end - start).is_multiple_of(unit);
+                }
+            }
+        }
+        self.counted.unaligned += u64::from(is_unaligned);
     }
 
     /// Returns bytes that lie in several ranges; `None` if there are fewer.
@@ -383,12 +430,4 @@ fn in_one_region(at: u64, bytes: u32) -> bool {
         MEMORY_BYTES
     };
     end.is_some_and(|end| end <= limit)
-}
-
-/// Returns a range of the disk; `None` unless it is whole sectors of it.
-fn place(sector: u64, bytes: u64) -> Option<Range<usize>> {
-    let start = sector.checked_mul(SECTOR_BYTES)?;
-    let end = start.checked_add(bytes)?;
-    let is_whole = bytes.is_multiple_of(SECTOR_BYTES) && end <= DISK_BYTES;
-    is_whole.then_some(start as usize..end as usize)
 }

@@ -372,6 +372,7 @@ pub(super) fn network(mtu: u32) -> NetworkView {
                 prefsrc: Some(HOST.into()),
                 metric: 0,
                 mtu: None,
+                share: Default::default(),
             }],
         },
         local: LocalAddresses {

@@ -125,6 +125,9 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
                 port_ignores: false,
                 sleeps_meanwhile: Default::default(),
                 unpublished_looks: Default::default(),
+                unseen_fragments: Default::default(),
+                takes_early: Default::default(),
+                claims_early: Default::default(),
                 queue_len: 0,
             };
             rig.failed_removals += faults.remove_fails as usize;

@@ -29,13 +29,23 @@ fn status() -> Vec<u8> {
 }
 
 /// Returns the step that offers these buffers; `shape` as the step has it, without their number.
-fn chain(queue: u8, shape: u8, buffers: &[Vec<u8>]) -> Vec<u8> {
+fn waiting(queue: u8, shape: u8, buffers: &[Vec<u8>]) -> Vec<u8> {
     let shape = shape | (buffers.len() as u8 - 1);
     [&[what::CHAIN, queue, shape][..], &buffers.concat()].concat()
 }
 
+/// Returns the steps that offer these buffers and have them served, before the next request is
+/// written in their place.
+fn chain(queue: u8, shape: u8, buffers: &[Vec<u8>]) -> Vec<u8> {
+    [waiting(queue, shape, buffers), vec![what::TURN, queue]].concat()
+}
+
 /// A discard, or zeroes.
 fn range(kind: u8, sector: u64, sectors: u32, flags: u8) -> Vec<u8> {
+    chain(0, 0, &range_buffers(kind, sector, sectors, flags))
+}
+
+fn range_buffers(kind: u8, sector: u64, sectors: u32, flags: u8) -> [Vec<u8>; 2] {
     let rest = [
         &[kind][..],
         &[0; 8],
@@ -44,7 +54,7 @@ fn range(kind: u8, sector: u64, sectors: u32, flags: u8) -> Vec<u8> {
         &[flags],
     ]
     .concat();
-    chain(0, 0, &[buffer(12, HEADER, 32, &rest), status()])
+    [buffer(12, HEADER, 32, &rest), status()]
 }
 
 pub(super) fn disk() -> Seeds {
@@ -60,10 +70,11 @@ pub(super) fn disk() -> Seeds {
         let data = buffer(1, DATA, 1_024, &[]);
         chain(0, 0, &[header(READ, sector), data, status()])
     };
-    let writes = |sector| {
+    let write_buffers = |sector| {
         let data = buffer(0, DATA, 1_024, &[]);
-        chain(0, 0, &[header(WRITE, sector), data, status()])
+        [header(WRITE, sector), data, status()]
     };
+    let writes = |sector| chain(0, 0, &write_buffers(sector));
     let plain = |kind| chain(0, 0, &[header(kind, 0), buffer(1, DATA, 20, &[]), status()]);
     let turn = vec![what::TURN, 0];
     let pause = vec![what::PAUSE, 0];
@@ -92,7 +103,19 @@ pub(super) fn disk() -> Seeds {
         buffer(1, 0x2ff8, 512, &[]),
         status(),
     ];
+    // Past the page cache: a block of 4 KiB, and a part of one.
+    let direct = |alignment: u8, at: u16| {
+        let data = |how| buffer(how, at, 4_096, &[]);
+        let write = chain(0, 0, &[header(WRITE, 8), data(0), status()]);
+        let read = chain(0, 0, &[header(READ, 8), data(1), status()]);
+        let knobs = begin(u64::MAX, 3 | alignment << 4);
+        let rest = [reads(2), range(ZEROES, 8, 8, 0), plain(FLUSH)].concat();
+        [knobs, fill.clone(), write, read, rest].concat()
+    };
     vec![
+        ("direct", direct(1, DATA)),
+        ("direct-unaligned", direct(2, DATA + 1)),
+        ("direct-blocks", direct(3, DATA)),
         (
             "written-and-read",
             [all(), fill.clone(), writes(2), reads(1), plain(FLUSH)].concat(),
@@ -145,16 +168,17 @@ pub(super) fn disk() -> Seeds {
             "paused",
             [
                 begin(0, 0),
-                range(ZEROES, 5, 3, 0),
+                waiting(0, 0, &range_buffers(ZEROES, 5, 3, 0)),
                 pause.clone(),
-                range(ZEROES, 9, 2, 1),
-                pause.clone(),
-                writes(3),
-                pause,
                 turn.clone(),
+                // The header of one that is paused becomes another.
+                waiting(0, 0, &range_buffers(ZEROES, 9, 2, 1)),
+                pause.clone(),
+                waiting(0, 0, &write_buffers(3)),
+                pause,
+                turn,
                 vec![what::RESET],
                 reads(3),
-                turn,
             ]
             .concat(),
         ),

@@ -51,6 +51,7 @@ pub(super) fn messages() -> Seeds {
                 prefsrc: None,
                 metric: 0,
                 mtu: None,
+                share: Default::default(),
             }],
         },
         local: LocalAddresses {
@@ -156,6 +157,7 @@ pub(super) fn messages() -> Seeds {
     let snapshot = || PassedOrder::Snapshot {
         to: "warm".into(),
         base: Some("base".into()),
+        sleep: true,
     };
     let order = MachineOrder::Differences {
         state: Slot,
@@ -216,6 +218,14 @@ pub(super) fn messages() -> Seeds {
             },
         ),
         ("list", ApiRequest::ListVms),
+        ("get", ApiRequest::GetVm { name: "a".into() }),
+        (
+            "activity",
+            ApiRequest::Activity {
+                vm: "a".into(),
+                from: 4_096,
+            },
+        ),
         ("list_machines", ApiRequest::ListMachines),
         (
             "order_machine",
@@ -225,6 +235,7 @@ pub(super) fn messages() -> Seeds {
             },
         ),
         ("remove", ApiRequest::RemoveVm { name: "a".into() }),
+        ("keep", ApiRequest::KeepVm { name: "a".into() }),
         (
             "cut_flow",
             ApiRequest::Cut {

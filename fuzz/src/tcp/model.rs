@@ -104,8 +104,11 @@ impl Model {
         if segment.has(Flags::RST) {
             let behind = segment.sequence.wrapping_sub(self.next_from_guest);
             if behind == 0 {
+                // All but our FIN was acknowledged: the guest has forgotten a connection that is over.
+                let has_all = self.fin == Some(self.unacknowledged);
                 let host = match self.state {
                     State::TimeWait => Host::Closes,
+                    State::LastAck | State::Closing if has_all => Host::Closes,
                     _ => Host::Reset,
                 };
                 self.state = State::Closed;

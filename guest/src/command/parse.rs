@@ -10,7 +10,7 @@ use super::{
     FRAME_BYTES, Host, SERVED_PORTS, SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockService,
     VsockWork, Workload,
 };
-use crate::virtio::block::{BLOCK_BYTES, READS_MAX, SECTOR_BYTES};
+use crate::virtio::block::{BLOCK_BYTES, BLOCKS_MAX, SECTOR_BYTES};
 
 /// Parses a command line. An empty one is valid: the guest boots, takes a lease and ends.
 ///
@@ -158,13 +158,14 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         }
         "disk" => {
             let number = words.parsed("the number of a disk")?;
-            let action = words.take(&["write", "check", "discard", "zero", "random"]);
+            let action = words.take(&["write", "check", "discard", "zero", "random", "log"]);
             let Some(action) = action else {
-                return Err(words.expected("`write`, `check`, `discard`, `zero` or `random`"));
+                let due = "`write`, `check`, `discard`, `zero`, `random` or `log`";
+                return Err(words.expected(due));
             };
             let bytes: u64 = words.parsed("how many bytes")?;
             let (unit, name) = match action {
-                "random" => (BLOCK_BYTES, "blocks"),
+                "random" | "log" => (BLOCK_BYTES, "blocks"),
                 _ => (SECTOR_BYTES, "sectors"),
             };
             if bytes == 0 || !bytes.is_multiple_of(unit as u64) {
@@ -177,12 +178,13 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 "check" => DiskWork::Check,
                 "discard" => DiskWork::Discard,
                 "zero" => DiskWork::Zero,
+                "log" => DiskWork::Log {
+                    every: words.count("after how many writes")?,
+                    at_once: words.blocks_at_once()?,
+                },
                 _ => DiskWork::Random {
                     count: words.count("how many reads")?,
-                    at_once: match words.at_once()? {
-                        at_once if at_once <= READS_MAX.into() => at_once as u16,
-                        more => return Err(alloc::format!("x{more} is not x1 to x{READS_MAX}")),
-                    },
+                    at_once: words.blocks_at_once()?,
                 },
             };
             Workload::Disk {
@@ -192,9 +194,10 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
             }
         }
         "vsock" => {
-            let service = words.take(&["echo", "sink", "source", "connect"]);
-            let Some(service) = service else {
-                return Err(words.expected("`echo`, `sink`, `source` or `connect`"));
+            let known = ["echo", "sink", "source", "connect", "messages", "abort"];
+            let Some(service) = words.take(&known) else {
+                let due = "`echo`, `sink`, `source`, `connect`, `messages` or `abort`";
+                return Err(words.expected(due));
             };
             let port = words.parsed("a port")?;
             let count = words.count("how many connections")?;
@@ -202,6 +205,8 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 "echo" => VsockService::Echo,
                 "sink" => VsockService::Sink(words.bytes()?),
                 "connect" => VsockService::Connect(words.bytes()?),
+                "messages" => VsockService::Messages(words.messages()?),
+                "abort" => VsockService::Abort(words.messages()?),
                 _ => VsockService::Source(words.bytes()?),
             };
             Workload::Vsock(VsockWork {
@@ -337,6 +342,11 @@ impl<'a> Words<'a> {
         self.parsed::<NonZeroU64>(what).map(NonZeroU64::get)
     }
 
+    /// Parses a number of messages above zero.
+    fn messages(&mut self) -> Result<u64, String> {
+        self.count("how many messages").map(u64::from)
+    }
+
     /// Parses `xM`; returns 1 if it is absent.
     fn at_once(&mut self) -> Result<u32, String> {
         let is_at_once = |word: &&str| word.starts_with('x');
@@ -346,6 +356,14 @@ impl<'a> Words<'a> {
         match word[1..].parse() {
             Ok(at_once @ 1..=AT_ONCE_MAX) => Ok(at_once),
             _ => Err(alloc::format!("`{word}` is not x1 to x{AT_ONCE_MAX}")),
+        }
+    }
+
+    /// Parses `xM` of a disk's requests; returns 1 if it is absent.
+    fn blocks_at_once(&mut self) -> Result<u16, String> {
+        match self.at_once()? {
+            at_once if at_once <= BLOCKS_MAX.into() => Ok(at_once as u16),
+            more => Err(alloc::format!("x{more} is not x1 to x{BLOCKS_MAX}")),
         }
     }
 

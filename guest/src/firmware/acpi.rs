@@ -1,5 +1,6 @@
 //! Reads the ACPI tables that the guest needs: the CPUs (MADT), the address of PCI's configuration
-//! space (MCFG), and the write that powers the machine off (FADT, DSDT).
+//! space (MCFG), the write that powers the machine off (FADT, DSDT), and the address of the VM's
+//! generation id (DSDT).
 use super::PhysicalMemory;
 
 /// Largest number of CPUs in the list.
@@ -15,6 +16,8 @@ pub struct Tables {
     pub ecam: Option<u64>,
     /// How the machine is powered off; `None` if the tables do not say.
     pub power_off: Option<PowerOff>,
+    /// Physical address of the VM's generation id, 16 bytes; `None` if the tables do not say.
+    pub generation_id: Option<u64>,
 }
 
 /// Write that puts the machine into the sleep state S5, off.
@@ -90,7 +93,10 @@ pub fn read<M: PhysicalMemory>(memory: &M, rsdp: u64) -> Result<Tables, &'static
             Some(b"MCFG") if table_length(memory, address)? >= 60 => {
                 tables.ecam = memory.integer::<8>(address + 44);
             }
-            Some(b"FACP") => tables.power_off = power_off(memory, address),
+            Some(b"FACP") => {
+                tables.power_off = power_off(memory, address);
+                tables.generation_id = dsdt_of(memory, address).and_then(generation_id);
+            }
             _ => {}
         }
     }
@@ -136,8 +142,7 @@ fn power_off<M: PhysicalMemory>(memory: &M, fadt: u64) -> Option<PowerOff> {
         (true, 8) => memory.integer::<8>(fadt + offset as u64),
         _ => None,
     };
-    let dsdt = field(140, 8).filter(|dsdt| *dsdt != 0);
-    let sleep_type = sleep_type_s5(memory, dsdt.or_else(|| field(40, 4))?)?;
+    let sleep_type = sleep_type_s5(dsdt_of(memory, fadt)?)?;
     // A generic address: its space (0 memory, 1 I/O) in the first byte, the address in the last 8.
     let sleep_control = field(248, 8).filter(|address| *address != 0);
     let pm1_control = field(64, 4)?;
@@ -158,22 +163,61 @@ fn power_off<M: PhysicalMemory>(memory: &M, fadt: u64) -> Option<PowerOff> {
     Some(PowerOff { register, value })
 }
 
-/// Returns the first element of the package `_S5` in a DSDT. No AML is executed: the name and the
-/// package are constants next to each other in every firmware.
-fn sleep_type_s5<M: PhysicalMemory>(memory: &M, dsdt: u64) -> Option<u16> {
-    const BYTE: u8 = 0x0A;
-    let aml = memory.bytes(dsdt, table_length(memory, dsdt).ok()?)?;
-    // The name, and the operator that begins a package.
-    let name = b"_S5_\x12";
-    let at = aml.windows(name.len()).position(|window| window == name)?;
-    let package = &aml[at + name.len()..];
+/// Returns the contents of the DSDT that a FADT names.
+fn dsdt_of<M: PhysicalMemory>(memory: &M, fadt: u64) -> Option<&[u8]> {
+    let length = table_length(memory, fadt).ok()?;
+    let wide = (length >= 148).then(|| memory.integer::<8>(fadt + 140));
+    let wide = wide.flatten().filter(|dsdt| *dsdt != 0);
+    let narrow = (length >= 44).then(|| memory.integer::<4>(fadt + 40));
+    let dsdt = wide.or(narrow.flatten())?;
+    memory.bytes(dsdt, table_length(memory, dsdt).ok()?)
+}
+
+/// Returns the elements of the package of a name in a DSDT, behind their number. No AML is executed: the
+/// name and the package are constants next to each other in every firmware.
+fn package_of<'m>(aml: &'m [u8], name: &[u8]) -> Option<&'m [u8]> {
+    /// Operator that begins a package.
+    const PACKAGE: u8 = 0x12;
+    let mut places = aml.windows(name.len() + 1);
+    let at = places.position(|window| window.strip_prefix(name) == Some(&[PACKAGE]))?;
+    let package = &aml[at + name.len() + 1..];
     // The upper two bits of the length's first byte count its further bytes. Then comes the number
     // of elements.
-    let elements = package.get(usize::from(package.first()? >> 6) + 2..)?;
-    match *elements {
-        [BYTE, value @ 0..8, ..] | [value @ 0..2, ..] => Some(value.into()),
-        _ => None,
-    }
+    package.get(usize::from(package.first()? >> 6) + 2..)
+}
+
+/// Returns the address in the package `ADDR` of the generation id's device, whose lower half is its first
+/// element. A device with a method of this name, as QEMU's, is not found.
+fn generation_id(aml: &[u8]) -> Option<u64> {
+    const DEVICE: &[u8] = b"VM_Gen_Counter";
+    let at = aml
+        .windows(DEVICE.len())
+        .position(|window| window == DEVICE)?;
+    let (low, rest) = integer(package_of(&aml[at..], b"ADDR")?)?;
+    let (high, _) = integer(rest)?;
+    Some(high << 32 | low)
+}
+
+/// Returns the integer constant at the start of AML, and what is behind it.
+fn integer(aml: &[u8]) -> Option<(u64, &[u8])> {
+    let (kind, rest) = aml.split_first()?;
+    let length = match kind {
+        0 | 1 => return Some((u64::from(*kind), rest)),
+        0x0A => 1,
+        0x0B => 2,
+        0x0C => 4,
+        0x0E => 8,
+        _ => return None,
+    };
+    let mut bytes = [0; 8];
+    bytes[..length].copy_from_slice(rest.get(..length)?);
+    Some((u64::from_le_bytes(bytes), &rest[length..]))
+}
+
+/// Returns the first element of the package `_S5` in a DSDT.
+fn sleep_type_s5(aml: &[u8]) -> Option<u16> {
+    let (value, _) = integer(package_of(aml, b"_S5_")?)?;
+    u16::try_from(value).ok().filter(|value| *value < 8)
 }
 
 fn table_length<M: PhysicalMemory>(memory: &M, table: u64) -> Result<usize, &'static str> {

@@ -171,3 +171,22 @@ fn a_machine_that_does_not_say_how_it_is_powered_off_is_still_read() {
     let tables = read(&memory, ROOT).unwrap();
     assert_eq!((tables.power_off, tables.apic_ids()), (None, &[0][..]));
 }
+
+#[test]
+fn the_generation_id_is_where_its_device_says() {
+    let id_of = |aml: &[u8]| {
+        let memory = with_fadt(276, &[HARDWARE_REDUCED, WIDE_DSDT], aml);
+        read(&memory, ROOT).unwrap().generation_id
+    };
+    // Another device has a package of this name too.
+    let other = b"\x08ADDR\x12\x06\x02\x0C\x01\x02\x03\x04\x00";
+    let device = b"\x08_CID\x0DVM_Gen_Counter\x00\x08_DDN\x0DVM_Gen_Counter\x00";
+    let package = b"\x08ADDR\x12\x08\x02\x0C\x00\xF0\x0F\x00\x01";
+    let aml = [&other[..], device, package].concat();
+    assert_eq!(id_of(&aml), Some(0x1_000F_F000));
+    for cut in 0..aml.len() {
+        assert_eq!(id_of(&aml[..cut]), None, "{cut}");
+    }
+    let method = b"\x14\x06ADDR\x00\xA4\x00";
+    assert_eq!(id_of(&[&other[..], device, method].concat()), None);
+}

@@ -12,6 +12,17 @@ use super::{
     cpuid,
 };
 
+/// Address of the VM's generation id; 0: there is none.
+static GENERATION_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Has [`Platform::generation`] read the VM's generation id from here.
+pub(crate) fn generation_is_at(address: u64) {
+    // The identity mapping ends there.
+    if address.is_multiple_of(8) && address < 1 << 32 {
+        GENERATION_AT.store(address, Ordering::Relaxed);
+    }
+}
+
 /// Platform on the bare machine.
 pub(crate) struct Machine {
     cpus: usize,
@@ -96,6 +107,14 @@ impl Platform for Machine {
 
     fn print_line(&self, line: &str) {
         console::print_line(line);
+    }
+
+    fn generation(&self) -> u64 {
+        match GENERATION_AT.load(Ordering::Relaxed) {
+            0 => 0,
+            // SAFETY: mapped and aligned; the firmware has reserved it, and the host writes to it.
+            at => unsafe { (at as *const u64).read_volatile() },
+        }
     }
 
     fn reset(&self) {

@@ -1,7 +1,10 @@
 //! One CPU's network stack, and the loop that drives it.
 
 use alloc::{vec, vec::Vec};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::{
+    cell::Cell,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use smoltcp::{
     iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketHandle, SocketSet},
@@ -58,6 +61,10 @@ pub struct Stack<'s, P, N: Nic> {
     pub ports: Ports,
     lanes: &'s Lanes,
     clock: RunClock<'s>,
+    /// The platform's generation at the last look.
+    generation: Cell<u64>,
+    /// Time of the platform at the first look after a restore, ns.
+    restored_ns: Cell<Option<u64>>,
 }
 
 impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
@@ -77,6 +84,8 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             ports: Ports::new(cpu, lanes.cpus(), u16::from_le_bytes(random)),
             lanes,
             clock: RunClock::new(&lanes.stops, platform.now_ns()),
+            generation: Cell::new(platform.generation()),
+            restored_ns: Cell::new(None),
         }
     }
 
@@ -137,7 +146,24 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
     /// Returns the time that the machine has run, ns: the platform's, without hours in which it was
     /// paused.
     pub fn now_ns(&self) -> u64 {
+        self.see_generation();
         self.clock.at(self.platform.now_ns())
+    }
+
+    /// Returns the time since the first look at the clock after the last restore, ns; `None`: there was no
+    /// restore. A CPU looks in each turn, so that is as good as its first instruction.
+    pub fn since_restore_ns(&self) -> Option<u64> {
+        self.see_generation();
+        let restored_ns = self.restored_ns.get()?;
+        Some(self.platform.now_ns().saturating_sub(restored_ns))
+    }
+
+    fn see_generation(&self) {
+        // Before the clock: a machine that is saved between the two looks has a time after the restore.
+        let generation = self.platform.generation();
+        if self.generation.replace(generation) != generation {
+            self.restored_ns.set(Some(self.platform.now_ns()));
+        }
     }
 
     /// Adds a TCP socket with the workloads' settings: no delayed acknowledgements, no Nagle.

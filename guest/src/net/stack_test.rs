@@ -17,6 +17,7 @@ struct Machine {
     now_ns: AtomicU64,
     /// Added once to the time of an idle.
     stop_ns: AtomicU64,
+    generation: AtomicU64,
 }
 
 impl Platform for Machine {
@@ -48,6 +49,10 @@ impl Platform for Machine {
     }
 
     fn print_line(&self, _: &str) {}
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
 }
 
 /// A queue pair that never has room.
@@ -175,4 +180,19 @@ fn a_stop_of_hours_ends_no_wait_and_no_connection() {
     assert!((5..=8).contains(&waited), "{waited} s and a stop of hours");
     assert!(stack.now_ns() - started_ns < STALL_NS, "{latest_ns}");
     assert!(machine.now_ns() > 5 * 3600 * SECOND_NS);
+}
+
+#[test]
+fn a_restore_is_seen_at_the_first_look_and_its_time_counts_from_then_on() {
+    let (machine, lanes) = (Machine::default(), Lanes::new(2));
+    let stack = Stack::new(&machine, Full::default(), 0, &lanes);
+    assert_eq!(stack.since_restore_ns(), None);
+    machine.now_ns.store(1_000, Ordering::Relaxed);
+    machine.generation.store(7, Ordering::Relaxed);
+    stack.now_ns();
+    machine.now_ns.store(1_500, Ordering::Relaxed);
+    assert_eq!(stack.since_restore_ns(), Some(500));
+    // Another one begins anew.
+    machine.generation.store(8, Ordering::Relaxed);
+    assert_eq!(stack.since_restore_ns(), Some(0));
 }

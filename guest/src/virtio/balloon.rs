@@ -3,7 +3,7 @@ use super::{
     DeviceError,
     dma::Dma,
     ring::{Ring, Segment, feature::EVENT_IDX},
-    transport::{Doorbell, NO_VECTOR, Transport},
+    transport::{Doorbell, NO_VECTOR, ResetFirst, Transport},
 };
 use crate::pci::Registers;
 
@@ -24,9 +24,9 @@ const REPORTS: [u16; 2] = [4, 2];
 /// Place of `actual` in the configuration.
 const ACTUAL_AT: usize = 4;
 
-/// Balloon in operation.
-pub struct Balloon<R> {
-    transport: Transport<R>,
+/// Balloon in operation. It is reset when this is dropped, which takes all pages back.
+pub struct Balloon<R: Registers + Clone> {
+    device: ResetFirst<R>,
     inflate: Queue<R>,
     deflate: Queue<R>,
     /// `None`: the device takes no reports.
@@ -58,7 +58,7 @@ impl<R: Registers + Clone> Balloon<R> {
         let (inflate, deflate) = (make(INFLATE)?, make(DEFLATE)?);
         transport.start();
         Ok(Balloon {
-            transport,
+            device: ResetFirst(transport),
             inflate,
             deflate,
             reports,
@@ -68,12 +68,12 @@ impl<R: Registers + Clone> Balloon<R> {
 
     /// Returns the number of pages that the host asks for.
     pub fn target(&self) -> u32 {
-        self.transport.device_config(|device| device.read32(0))
+        self.device.0.device_config(|device| device.read32(0))
     }
 
     /// Tells the host how many pages it has.
     pub fn tell(&self, pages: u32) {
-        self.transport.write_device_config(ACTUAL_AT, pages);
+        self.device.0.write_device_config(ACTUAL_AT, pages);
     }
 
     /// Gives the host the pages of a block, [`PAGES`] at most. Their content is lost.

@@ -1,6 +1,6 @@
-//! Driver of a disk (virtio 1.2, 5.2), polled, on one CPU: one request at a time, or several reads
-//! ([`Reads`]).
-mod reads;
+//! Driver of a disk (virtio 1.2, 5.2), polled, on one CPU: one request at a time, or several
+//! ([`Blocks`]).
+mod blocks;
 
 use alloc::vec::Vec;
 
@@ -8,11 +8,11 @@ use super::{
     DeviceError,
     dma::Dma,
     ring::{Ring, Segment, feature::EVENT_IDX},
-    transport::{Doorbell, NO_VECTOR, Transport},
+    transport::{Doorbell, NO_VECTOR, ResetFirst, Transport},
 };
 use crate::pci::Registers;
 
-pub use reads::{BLOCK_BYTES, READS_MAX, ReadBlock, Reads};
+pub use blocks::{BLOCK_BYTES, BLOCKS_MAX, Blocks, Done, Work};
 
 /// PCI vendor and device id of a virtio disk.
 pub const DISK: (u16, u16) = (0x1AF4, 0x1042);
@@ -35,7 +35,7 @@ mod feature {
     pub(super) const WRITE_ZEROES: u64 = 1 << 14;
 }
 
-/// Size of the queue: [`READS_MAX`] reads of three descriptors each.
+/// Size of the queue: [`BLOCKS_MAX`] requests of three descriptors each, and a flush.
 const QUEUE_SIZE: u16 = 128;
 
 /// Types of virtio-blk requests.
@@ -75,14 +75,15 @@ pub enum DiskError {
     Device(#[from] DeviceError),
 }
 
-/// A disk whose queue is set up.
-pub struct Disk<R> {
+/// A disk whose queue is set up. It is reset when this is dropped.
+pub struct Disk<R: Registers + Clone> {
+    _device: ResetFirst<R>,
     ring: Ring,
     doorbell: Doorbell<R>,
     memory: Dma,
     features: u64,
     sectors: u64,
-    /// Whether the device may still have chains of reads that were given up.
+    /// Whether the device may still have chains of requests that were given up.
     has_lost: bool,
 }
 
@@ -91,7 +92,7 @@ impl<R: Registers + Clone> Disk<R> {
     ///
     /// # Errors
     /// The device lacks what is needed, or behaves wrongly.
-    pub fn bring_up(transport: &Transport<R>) -> Result<Self, DeviceError> {
+    pub fn bring_up(transport: Transport<R>) -> Result<Self, DeviceError> {
         let features = transport.negotiate(
             feature::RO | feature::FLUSH | feature::DISCARD | feature::WRITE_ZEROES | EVENT_IDX,
         )?;
@@ -102,6 +103,7 @@ impl<R: Registers + Clone> Disk<R> {
         ring.disarm();
         transport.start();
         Ok(Disk {
+            _device: ResetFirst(transport),
             ring,
             doorbell,
             memory: Dma::new(DATA_AT + REQUEST_BYTES),
@@ -141,14 +143,19 @@ impl<R: Registers + Clone> Disk<R> {
         self.request(kind::WRITE, sector, data.len())
     }
 
+    /// Returns whether writes are stable after a flush, and not when they are answered.
+    pub fn has_flushes(&self) -> bool {
+        self.features & feature::FLUSH != 0
+    }
+
     /// Makes all earlier writes stable. Without the feature they are when they are answered.
     ///
     /// # Errors
     /// The device refuses or does not answer.
     pub fn flush(&mut self) -> Result<(), DiskError> {
-        match self.features & feature::FLUSH {
-            0 => Ok(()),
-            _ => self.request(kind::FLUSH, 0, 0),
+        match self.has_flushes() {
+            true => self.request(kind::FLUSH, 0, 0),
+            false => Ok(()),
         }
     }
 
@@ -179,10 +186,10 @@ impl<R: Registers + Clone> Disk<R> {
         self.request(kind, 0, 16)
     }
 
-    /// Checks that all reads at once were answered: the next used element would be that of another.
+    /// Checks that all requests at once were answered: the next used element would be that of another.
     fn check_none_lost(&self) -> Result<(), DeviceError> {
         match self.has_lost {
-            true => Err(DeviceError::Silent("a disk whose reads were given up")),
+            true => Err(DeviceError::Silent("a disk whose requests were given up")),
             false => Ok(()),
         }
     }

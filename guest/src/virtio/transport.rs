@@ -57,6 +57,18 @@ pub struct Transport<R> {
     pub msix: msix::Msix<R>,
 }
 
+/// Resets a device when it is dropped. A driver has it as its first field, which is dropped before the
+/// memory of the queues: until its reset the device may look at them, and write to their buffers.
+pub(super) struct ResetFirst<R: Registers + Clone>(pub(super) Transport<R>);
+
+impl<R: Registers + Clone> Drop for ResetFirst<R> {
+    fn drop(&mut self) {
+        if let Err(why) = self.0.reset() {
+            panic!("{why}: its memory can't be freed");
+        }
+    }
+}
+
 /// Notification register of a queue.
 #[derive(Clone)]
 pub struct Doorbell<R> {

@@ -5,7 +5,7 @@ use super::{
     DeviceError,
     dma::Dma,
     ring::{Ring, Segment, feature::EVENT_IDX},
-    transport::{Doorbell, NO_VECTOR, Transport},
+    transport::{Doorbell, NO_VECTOR, ResetFirst, Transport},
 };
 use crate::pci::Registers;
 
@@ -59,8 +59,9 @@ pub struct Header {
     pub fwd_cnt: u32,
 }
 
-/// Socket device in operation.
-pub struct Vsock<R> {
+/// Socket device in operation. It is reset when this is dropped.
+pub struct Vsock<R: Registers + Clone> {
+    _device: ResetFirst<R>,
     rx: Ring,
     rx_bell: Doorbell<R>,
     tx: Ring,
@@ -74,7 +75,7 @@ impl<R: Registers + Clone> Vsock<R> {
     ///
     /// # Errors
     /// The device lacks what is needed, or behaves wrongly.
-    pub fn bring_up(transport: &Transport<R>) -> Result<Self, DeviceError> {
+    pub fn bring_up(transport: Transport<R>) -> Result<Self, DeviceError> {
         let features = transport.negotiate(EVENT_IDX)?;
         let cid = transport.device_config(|device| {
             u64::from(device.read32(0)) | u64::from(device.read32(4)) << 32
@@ -98,6 +99,7 @@ impl<R: Registers + Clone> Vsock<R> {
             rx_bell.ring();
         }
         Ok(Vsock {
+            _device: ResetFirst(transport),
             rx,
             rx_bell,
             tx,

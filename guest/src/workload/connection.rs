@@ -28,6 +28,11 @@ pub struct Connection {
     pub opened_ns: u64,
     /// Time of the last progress, ns.
     pub moved_ns: u64,
+    /// Times of the last look and of the one before it, ns.
+    looked_ns: u64,
+    looked_before_ns: u64,
+    /// Time after which the last progress happened, ns: that of the look before it was noticed.
+    moved_after_ns: u64,
     open: bool,
     unreachable: bool,
 }
@@ -104,6 +109,9 @@ impl Pool {
             port,
             opened_ns: now_ns,
             moved_ns: now_ns,
+            looked_ns: now_ns,
+            looked_before_ns: now_ns,
+            moved_after_ns: now_ns,
             open: false,
             unreachable: false,
         })
@@ -180,6 +188,7 @@ impl Connection {
         stack: &mut Stack<'_, P, N>,
         took: &mut Histogram,
     ) -> Condition {
+        self.look(stack.now_ns());
         let state = stack.tcp(self.handle).state();
         match state {
             _ if self.unreachable => Condition::Failed(Failure::Unreachable),
@@ -195,9 +204,19 @@ impl Connection {
         }
     }
 
+    fn look(&mut self, now_ns: u64) {
+        if self.moved_ns >= self.looked_ns {
+            self.moved_after_ns = self.looked_before_ns;
+        }
+        self.looked_before_ns = self.looked_ns;
+        self.looked_ns = now_ns;
+    }
+
+    /// A socket does not say whether it timed out or was reset. It counts its time from the last packet,
+    /// which came at some time between two looks.
     fn why_closed(&self, now_ns: u64) -> Failure {
         // The stack's clock has microseconds.
-        match now_ns.saturating_sub(self.moved_ns) + 1000 >= STALL_NS {
+        match now_ns.saturating_sub(self.moved_after_ns) + 1000 >= STALL_NS {
             true => Failure::TimedOut,
             false if self.open => Failure::Reset,
             false => Failure::Refused,
@@ -226,3 +245,7 @@ pub fn note_errors<'c, P: Platform, N: Nic>(
         connection.unreachable |= !connection.open && ports.contains(&connection.port);
     }
 }
+
+#[cfg(test)]
+#[path = "connection_test.rs"]
+mod tests;

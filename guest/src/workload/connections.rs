@@ -70,7 +70,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                     pool.close(stack, connection);
                 }
                 Err(failure) => {
-                    outcome.fail(failure);
+                    outcome.fail_on(stack, failure);
                     pool.abort(stack, connection);
                 }
             }

@@ -1,5 +1,7 @@
 //! `disk`: predictable bytes are written to a disk, or read and checked, in order or at random; its
 //! start is discarded or made zeroes.
+mod log;
+
 use alloc::{
     format,
     string::{String, ToString as _},
@@ -13,7 +15,7 @@ use crate::{
     pattern::{Pattern, split_mix_64},
     pci::Registers,
     platform::Platform,
-    virtio::block::{BLOCK_BYTES, Disk, REQUEST_BYTES, ReadBlock, SECTOR_BYTES},
+    virtio::block::{BLOCK_BYTES, Disk, Done, REQUEST_BYTES, SECTOR_BYTES, Work},
 };
 
 /// Does one `disk` workload, and returns its line of output, and whether it passed.
@@ -28,6 +30,7 @@ pub fn work<R: Registers + Clone>(
         DiskWork::Discard => "discard",
         DiskWork::Zero => "zero",
         DiskWork::Random { .. } => "random",
+        DiskWork::Log { .. } => "log",
     };
     let line = Object::about("workload", "disk")
         .number("disk", number.into())
@@ -36,6 +39,9 @@ pub fn work<R: Registers + Clone>(
     let line = match work {
         DiskWork::Random { count, at_once } => line
             .number("count", count.into())
+            .number("at_once", at_once.into()),
+        DiskWork::Log { every, at_once } => line
+            .number("every", every.into())
             .number("at_once", at_once.into()),
         _ => line,
     };
@@ -52,6 +58,10 @@ pub fn work<R: Registers + Clone>(
                 DiskWork::Random { count, at_once } => {
                     let blocks = bytes / BLOCK_BYTES as u64;
                     read_at_random(disk, platform, (seed, blocks), (count, at_once), &mut took)
+                }
+                DiskWork::Log { every, at_once } => {
+                    let blocks = bytes / BLOCK_BYTES as u64;
+                    log::log(disk, platform, (seed, blocks), (every, at_once), &mut took)
                 }
                 DiskWork::Discard | DiskWork::Zero => {
                     let sectors = (bytes / SECTOR_BYTES as u64) as u32;
@@ -127,21 +137,24 @@ fn read_at_random<R: Registers + Clone>(
     (count, at_once): (u32, u16),
     took: &mut impl FnMut(u64),
 ) -> Result<(), String> {
-    let mut reads = disk.reads(at_once);
+    let mut reads = disk.blocks(at_once);
     // When each read was asked for, by its place.
     let mut asked_ns = vec![0; usize::from(at_once)];
     let (mut begun, mut ended) = (0_u32, 0_u32);
     while ended < count {
-        while begun < count && reads.has_room() {
+        while begun < count && reads.room() > 0 {
             let block = split_mix_64(begun.into()) % blocks;
             let asked = platform.now_ns();
-            let place = reads.begin(block).map_err(|e| e.to_string())?;
+            let place = reads.read(block).map_err(|e| e.to_string())?;
             asked_ns[place] = asked;
             begun += 1;
         }
         reads.publish();
-        let ReadBlock { place, block } = reads.wait().map_err(|e| e.to_string())?;
+        let Done { place, work } = reads.wait().map_err(|e| e.to_string())?;
         took(platform.now_ns() - asked_ns[place]);
+        let Work::Read(block) = work else {
+            continue;
+        };
         let mut due = Pattern::at(seed, block * BLOCK_BYTES as u64);
         let wrong = |at| format!("byte {at} is wrong");
         due.check(reads.data(place)).map_err(wrong)?;

@@ -50,7 +50,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
             match end {
                 Ok(()) => pool.close(stack, connection),
                 Err(failure) => {
-                    outcome.fail(failure);
+                    outcome.fail_on(stack, failure);
                     pool.abort(stack, connection);
                 }
             }

@@ -96,7 +96,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                     }
                 }
                 Err(failure) => {
-                    outcome.fail(failure);
+                    outcome.fail_on(stack, failure);
                     outcome.note.get_or_insert_with(|| {
                         let Transfer { moved, bytes, .. } = transfer;
                         alloc::format!("{failure:?} at byte {moved} of {bytes}")

@@ -1,6 +1,7 @@
 //! `vsock`: streams between programs of the host and a port of the guest, and those that the guest
 //! opens.
 mod client;
+mod messages;
 
 use alloc::{
     collections::VecDeque,
@@ -52,6 +53,7 @@ pub fn work<R: Registers + Clone>(
         return (line.text("error", "there is no vsock device"), false);
     };
     let line = line.number("cid", device.cid());
+    let started_ns = platform.now_ns();
     if let VsockService::Connect(bytes) = service {
         let mut client = Client {
             device,
@@ -62,6 +64,23 @@ pub fn work<R: Registers + Clone>(
         };
         let done = client.run(platform, count);
         return concluded(line, client.ended, client.returned, done);
+    }
+    if let VsockService::Messages(messages) | VsockService::Abort(messages) = service {
+        let mut client = messages::Client {
+            device,
+            port,
+            count: messages,
+            aborts: matches!(service, VsockService::Abort(_)),
+            tally: messages::Tally::default(),
+        };
+        let done = client.run(platform, count);
+        let tally = client.tally;
+        let line = line
+            .number("messages_sent", tally.sent)
+            .number("messages_received", tally.received)
+            .number("credit_waits", tally.credit_waits)
+            .microseconds("took_us", platform.now_ns() - started_ns);
+        return concluded(line, tally.connections, tally.received_bytes, done);
     }
     let mut server = Server {
         device,
@@ -91,7 +110,7 @@ fn concluded(
 }
 
 /// The server of a port.
-struct Server<'a, R> {
+struct Server<'a, R: Registers + Clone> {
     device: &'a mut Vsock<R>,
     service: VsockService,
     port: u32,
@@ -235,7 +254,10 @@ impl<R: Registers + Clone> Server<'_, R> {
 impl Stream {
     fn of(service: VsockService) -> Stream {
         let (buffer, left) = match service {
-            VsockService::Echo | VsockService::Connect(_) => (BUFFER_BYTES, 0),
+            VsockService::Echo
+            | VsockService::Connect(_)
+            | VsockService::Messages(_)
+            | VsockService::Abort(_) => (BUFFER_BYTES, 0),
             VsockService::Sink(bytes) => (SINK_BYTES, bytes),
             VsockService::Source(bytes) => (BUFFER_BYTES, bytes),
         };

@@ -1,11 +1,14 @@
 //! The asking side of the control socket.
 use std::{
     io::{self, BufRead as _, BufReader, IoSlice, Write as _},
+    mem,
+    net::Shutdown,
     os::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, RawFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -73,11 +76,27 @@ pub fn ask_within(
     request: ClientRequest<BorrowedFd<'_>>,
     within: Duration,
 ) -> Result<ClientAnswer, ClientError> {
+    let stream = connect(path)?;
+    ask_by(stream, path, request, within)
+}
+
+fn connect(path: &Path) -> Result<UnixStream, ClientError> {
+    UnixStream::connect(path).map_err(|source| ClientError::Io {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn ask_by(
+    mut stream: UnixStream,
+    path: &Path,
+    request: ClientRequest<BorrowedFd<'_>>,
+    within: Duration,
+) -> Result<ClientAnswer, ClientError> {
     let failed = |source| ClientError::Io {
         path: path.to_owned(),
         source,
     };
-    let mut stream = UnixStream::connect(path).map_err(failed)?;
     stream.set_read_timeout(Some(within)).map_err(failed)?;
     let mut fds = Vec::new();
     let wire = request.take_out(&mut fds);
@@ -104,3 +123,71 @@ pub fn ask_within(
         }
     }
 }
+
+/// Gives up a request from another thread than the one that waits for its answer. Who was asked finds
+/// the connection closed.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<Mutex<Connection>>);
+
+#[derive(Debug, Default)]
+enum Connection {
+    #[default]
+    None,
+    Open(UnixStream),
+    GivenUp,
+}
+
+impl Interrupt {
+    /// As [`ask`], until this is interrupted. A request after that is not sent.
+    ///
+    /// # Errors
+    /// As of [`ask`]; [`ClientError::NoAnswer`] where it is interrupted.
+    pub fn ask(
+        &self,
+        path: &Path,
+        request: ClientRequest<BorrowedFd<'_>>,
+    ) -> Result<ClientAnswer, ClientError> {
+        let within = request.within();
+        let stream = connect(path)?;
+        let copy = stream.try_clone().map_err(|source| ClientError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+        {
+            let mut connection = self.connection();
+            if matches!(*connection, Connection::GivenUp) {
+                let path = path.to_owned();
+                return Err(ClientError::NoAnswer { path });
+            }
+            *connection = Connection::Open(copy);
+        }
+        let answer = ask_by(stream, path, request, within);
+        let mut connection = self.connection();
+        if let Connection::Open(_) = *connection {
+            *connection = Connection::None;
+        }
+        answer
+    }
+
+    /// Gives up the request that is under way, and those to come.
+    pub fn interrupt(&self) {
+        let before = mem::replace(&mut *self.connection(), Connection::GivenUp);
+        if let Connection::Open(stream) = before {
+            // It may be closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whether it was interrupted.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(*self.connection(), Connection::GivenUp)
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[path = "ask_test.rs"]
+mod tests;

@@ -152,6 +152,9 @@ pub enum PassedOrder {
         /// Name of the one whose differences are to be written; `None`: all memory is written.
         #[serde(default)]
         base: Option<String>,
+        /// Whether the VM sleeps from then on: it is kept, and the machine ends.
+        #[serde(default)]
+        sleep: bool,
     },
     /// [`MachineOrder::Balloon`].
     Balloon {

@@ -169,6 +169,33 @@ pub struct GuestNetwork {
     pub mtu: Option<u32>,
 }
 
+/// Whether the host's own NAT and sockets keep clear of guests' tuples.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostNatStatus {
+    /// Name of the uplink of VMs that name none.
+    pub uplink: String,
+    /// Ranges of translated source ports, first and last of each.
+    pub ports: Vec<(u16, u16)>,
+    /// Whether the host's rules could be read.
+    pub is_known: bool,
+    /// What the host's NAT or sockets share with guests, in sentences with a remedy; there may be more.
+    pub shared: Vec<String>,
+    /// Names of further devices by which VMs' flows leave: their own uplinks, and those of their policies'
+    /// routes.
+    #[serde(default)]
+    pub further_uplinks: Vec<String>,
+    /// Number of ports, of TCP and of UDP, that guests' new flows leave to connections of the host's NAT.
+    #[serde(default)]
+    pub left_alone: usize,
+}
+
+impl HostNatStatus {
+    /// Whether VMs' flows leave by a device besides the uplink of all.
+    pub fn has_further(&self, name: &str) -> bool {
+        self.further_uplinks.iter().any(|it| it == name)
+    }
+}
+
 /// A VM of a daemon, with its present state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmStatus {

@@ -6,7 +6,7 @@
 use std::{net::IpAddr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use slipgate_model::{EngineInventory, WhyAnswer};
+use slipgate_model::{ActivityPage, EngineInventory, WhyAnswer};
 
 use crate::descriptors::maps_descriptors;
 
@@ -20,6 +20,12 @@ pub enum EngineRequest<F = OwnedFd> {
     /// [`EngineReply::Inventory`].
     Inventory {
         /// Where the page begins: 0, or [`EngineInventory::next`] of the one before.
+        from: u64,
+    },
+    /// Asks for the last packets of a VM that count as its activity, and the number of its flows;
+    /// answered by [`EngineReply::Activity`].
+    Activity {
+        /// Where the page begins: 0, or [`ActivityPage::next`] of the one before.
         from: u64,
     },
     /// Restart the timers of a frozen VM's flows, just before it is thawed.
@@ -57,6 +63,8 @@ pub enum EngineReply {
     Why(WhyAnswer),
     /// A page of the engine's inventory.
     Inventory(EngineInventory),
+    /// A page of a VM's activity.
+    Activity(ActivityPage),
     /// The flows have ended.
     Cut {
         /// Number of flows that were ended.
@@ -105,6 +113,7 @@ impl<F> EngineRequest<F> {
         match self {
             Self::Inventory { .. } => Scope::Engine,
             Self::Why(_)
+            | Self::Activity { .. }
             | Self::Thaw
             | Self::Sleep
             | Self::Resume
@@ -117,7 +126,7 @@ impl<F> EngineRequest<F> {
     /// Whether the request changes nothing.
     pub fn is_read_only(&self) -> bool {
         match self {
-            Self::Why(_) | Self::Inventory { .. } => true,
+            Self::Why(_) | Self::Inventory { .. } | Self::Activity { .. } => true,
             Self::Thaw
             | Self::Sleep
             | Self::Resume
@@ -132,6 +141,7 @@ impl<F> EngineRequest<F> {
 maps_descriptors!(enum EngineRequest {
     Why(question),
     Inventory { from },
+    Activity { from },
     Thaw,
     Sleep,
     Resume,

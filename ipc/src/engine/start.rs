@@ -73,11 +73,17 @@ pub enum UserspaceStart {
         /// Whether it is shut down when the first guest has gone.
         is_for_one: bool,
     },
+    /// A connected stream socket, at whose other end a VMM exchanges frames as on an accepted
+    /// [`GuestProtocol::Frames`] one. It is shut down when the guest has gone.
+    Connected,
     /// A connected socket of sequenced packets, whose other end the network card of slipgate's VMM has.
     Packets,
     /// A connected stream socket, non-blocking, on which slipgate's VMM gives the rings of its network
     /// card by vhost-user.
     Rings,
+    /// None: an engine of this row has died. This one records the flows that it had, says how many, and
+    /// ends.
+    RecordOrphans,
 }
 
 /// Protocol of a VMM on its connection.

@@ -46,14 +46,19 @@ pub struct RouteStep {
 pub enum StepAction {
     /// Asks the table `main`, by the uplink of all VMs only.
     Main,
+    /// Asks the table `main`, by any link to which the programs are attached.
+    AnyOfMain,
     /// Look the destination up in another table.
     Table(u32),
     /// Refuse the packet with an error of this kind.
     Refuse(RouteKind),
-    /// It depends on something of a packet that is not looked at: nothing behind it is known.
+    /// It depends on something of a packet that is not looked at: the kernel is asked about all
+    /// rules at once, and decides.
     Undecided {
         /// Priority of the rule, by which `ip rule` shows it.
         priority: u32,
+        /// Digest of all rules of the family: the kernel's answers may be others under another one.
+        rules: u64,
     },
 }
 

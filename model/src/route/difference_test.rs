@@ -17,6 +17,7 @@ fn route(prefix: &str, ifindex: IfIndex, gateway: Option<[u8; 4]>) -> RouteEntry
         prefsrc: None,
         metric: 0,
         mtu: None,
+        share: Default::default(),
     }
 }
 

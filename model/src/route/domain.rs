@@ -7,9 +7,10 @@
 //! kernel does (`fib_rules_lookup`), and the first table that has a route decides. A table without
 //! one, or with a route of the type `throw`, passes the look-up on; one that refuses ends it.
 //!
-//! What is not known leads nowhere: a domain of which the broker has not told, a table that does not
-//! exist, a rule that depends on what is not looked at. No packet of such a VM leaves by the routes of
-//! the table `main` instead.
+//! Where a rule depends on what is not looked at, the kernel is asked which table decides
+//! ([`Ask`]). What is not known leads nowhere: a domain of which the broker has not told, a table that
+//! does not exist, a rule about which the kernel could not be asked. No packet of such a VM leaves by the
+//! routes of the table `main` instead.
 use std::{
     collections::{BTreeMap, HashMap},
     net::IpAddr,
@@ -19,7 +20,8 @@ use slipgate_abi::IfIndex;
 use slipgate_policy::EgressRoutes;
 
 use super::{
-    Route, RouteDomain, RouteKind, RouteSnapshot, RouteStep, RouteTable, StepAction,
+    Choose, Route, RouteDomain, RouteKind, RouteSnapshot, RouteStep, RouteTable, StepAction,
+    ask::{Answer, Ask},
     table::{Routes, compiled},
 };
 
@@ -66,20 +68,54 @@ impl Domains {
     }
 }
 
+/// What a route is looked up for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Query {
+    /// Destination.
+    pub to: IpAddr,
+    /// Only link by which the packets may leave, if the VM has one of its own.
+    pub uplink: Option<IfIndex>,
+    /// Source address of the packets, if they have one already.
+    pub source: Option<IpAddr>,
+    /// Address that rules take for the source, where it is not `source`.
+    pub from: Option<IpAddr>,
+}
+
+impl Query {
+    /// Creates a query about packets to an address that have no source yet.
+    pub fn to(to: impl Into<IpAddr>) -> Self {
+        Self {
+            to: to.into(),
+            uplink: None,
+            source: None,
+            from: None,
+        }
+    }
+
+    /// Returns the source address that rules compare.
+    pub fn rule_source(&self) -> Option<IpAddr> {
+        self.source.or(self.from)
+    }
+}
+
+/// Numbers of the kernel's own tables, `RT_TABLE_*` of `linux/rtnetlink.h`.
+const MAIN: u32 = 254;
+const LOCAL: u32 = 255;
+
 impl RouteTable {
-    /// Looks up the route to `addr` among those that a policy chooses; `None`: it chooses none, so
-    /// they are those of the table `main`. `uplink`: only link by which the packets may leave, if
-    /// the VM has one of its own. `source`: their source address, if they have one already.
+    /// Looks up a route among those that a policy chooses; `None`: it chooses none, so they are
+    /// those of the table main. `choose`: one of several next hops. `ask`: the kernel, where a rule is
+    /// by what is not looked at.
     pub fn lookup_for(
         &self,
         egress: Option<&EgressRoutes>,
-        addr: impl Into<IpAddr>,
-        uplink: Option<IfIndex>,
-        source: Option<IpAddr>,
+        query: &Query,
+        choose: &mut Choose<'_>,
+        ask: &mut Ask<'_>,
     ) -> Route {
-        let addr = addr.into();
+        let (addr, uplink) = (query.to, query.uplink);
         let Some(egress) = egress else {
-            return self.lookup_from(addr, uplink.or(self.uplink()), source);
+            return self.lookup_from(addr, uplink.or(self.uplink()), query.source, choose);
         };
         if let Some(route) = self.without_table(addr) {
             return route;
@@ -90,24 +126,86 @@ impl RouteTable {
             IpAddr::V6(_) => &domain.ipv6,
         });
         let steps = steps.into_iter().flatten();
-        let steps = steps.filter(|step| step.is_for(addr, source));
+        let steps = steps.filter(|step| step.is_for(addr, query.rule_source()));
         for step in steps {
+            let suppressed_len = step.suppressed_len;
             let answer = match step.action {
                 StepAction::Refuse(kind) => Some(Route::Refused(kind)),
-                StepAction::Undecided { priority } => Some(Route::Undecided { priority }),
-                StepAction::Main => {
-                    let by = (uplink.or(self.uplink()), source);
-                    self.answer(&self.routes, addr, by, step.suppressed_len)
+                StepAction::Main => self.of_main(false, query, suppressed_len, choose),
+                StepAction::AnyOfMain => self.of_main(true, query, suppressed_len, choose),
+                StepAction::Table(number) => self.of_table(number, query, suppressed_len, choose),
+                StepAction::Undecided { priority, .. } => {
+                    let by_any = matches!(egress, EgressRoutes::Host { .. });
+                    let answer =
+                        ask().and_then(|answer| self.as_told(answer, by_any, query, choose));
+                    Some(answer.unwrap_or(Route::Undecided { priority }))
                 }
-                StepAction::Table(number) => self.domains.tables.get(&number).and_then(|table| {
-                    self.answer(table, addr, (uplink, source), step.suppressed_len)
-                }),
             };
             if let Some(route) = answer {
                 return route;
             }
         }
         Route::Unreachable
+    }
+
+    /// Returns the route that the kernel's answer gives; `None`: there is no copy of the table that
+    /// it names.
+    fn as_told(
+        &self,
+        answer: Answer,
+        by_any: bool,
+        query: &Query,
+        choose: &mut Choose<'_>,
+    ) -> Option<Route> {
+        let route = match answer {
+            Answer::Refused(kind) => Some(Route::Refused(kind)),
+            Answer::NoRoute => None,
+            Answer::Table(LOCAL) => Some(Route::HostLocal),
+            Answer::Table(MAIN) => self.of_main(by_any, query, None, choose),
+            Answer::Table(number) => {
+                self.domains.tables.get(&number)?;
+                self.of_table(number, query, None, choose)
+            }
+        };
+        Some(route.unwrap_or(Route::Unreachable))
+    }
+
+    /// Looks up a route in a table besides `main`; `None`: it has none.
+    fn of_table(
+        &self,
+        number: u32,
+        query: &Query,
+        suppressed_len: Option<u8>,
+        choose: &mut Choose<'_>,
+    ) -> Option<Route> {
+        let table = self.domains.tables.get(&number)?;
+        let by = (query.uplink, query.source);
+        self.answer(table, query.to, by, suppressed_len, choose)
+    }
+
+    /// Looks up a route in the table `main`; `None`: it has none. `by_any`: by any link to which the
+    /// programs are attached, and not by the uplink of all VMs only.
+    fn of_main(
+        &self,
+        by_any: bool,
+        query: &Query,
+        suppressed_len: Option<u8>,
+        choose: &mut Choose<'_>,
+    ) -> Option<Route> {
+        let of_all = self.uplink().filter(|_| !by_any);
+        let by = (query.uplink.or(of_all), query.source);
+        let route = self.answer(&self.routes, query.to, by, suppressed_len, choose)?;
+        Some(match route {
+            Route::Via { ifindex, .. } if !self.is_uplink(ifindex) => {
+                Route::OtherUplink { ifindex }
+            }
+            route => route,
+        })
+    }
+
+    /// Whether the programs are attached to a link, so that flows may leave by it.
+    fn is_uplink(&self, link: IfIndex) -> bool {
+        self.uplink() == Some(link) || self.vm_uplinks.binary_search(&link).is_ok()
     }
 }
 

@@ -12,7 +12,11 @@
 //!
 //! A VM whose policy names a table, a VRF or a mark ([`EgressRoutes`](slipgate_policy::EgressRoutes))
 //! has the routes of that *domain* instead: a list of tables that are asked in turn, as the host's
-//! rules (`ip rule`) have the kernel ask them about packets with that mark (`domain`).
+//! rules (`ip rule`) have the kernel ask them about packets with that mark (`domain`). Where such a
+//! rule is by what is not looked at, the kernel itself is asked ([`ask`]).
+//!
+//! A route may have several next hops: flows are spread over those of them that leave by the uplink
+//! ([`spread`]).
 //!
 //! A VM may have an uplink of its own. Of equal prefixes its look-ups take the route by that link,
 //! even if the metric of another link's route is lower, as the kernel does for a socket that is
@@ -26,17 +30,21 @@ use std::net::IpAddr;
 use slipgate_abi::IfIndex;
 
 pub use crate::network::{
-    FurtherRoutes, HostAddress, RouteDomain, RouteEntry, RouteKind, RouteSnapshot, RouteStep,
-    SourceUse, StepAction,
+    FurtherRoutes, HopShare, HostAddress, RouteDomain, RouteEntry, RouteKind, RouteSnapshot,
+    RouteStep, SourceUse, StepAction,
 };
 
+pub mod ask;
 mod difference;
 mod domain;
 mod recent;
 mod source;
+pub mod spread;
 mod table;
 
 pub use difference::Difference;
+pub use domain::Query;
+pub use spread::Choose;
 pub use table::{OUT_THERE, RouteTable};
 
 /// Smallest MTU that a link may have, bytes: RFC 791, and RFC 8200 section 5.

@@ -25,18 +25,26 @@ impl Recent {
         Self(vec![Cell::new(None); PLACES])
     }
 
-    /// Returns the answer to a question, which `look_up` finds if it is not known.
-    pub(super) fn answer(&self, question: Question, look_up: impl FnOnce() -> Route) -> Route {
+    /// Returns the answer to a question, which `look_up` finds if it is not known. It says too whether
+    /// the answer holds for all flows: others are not kept.
+    #[inline]
+    pub(super) fn answer(
+        &self,
+        question: Question,
+        look_up: impl FnOnce() -> (Route, bool),
+    ) -> Route {
         let Some(place) = self.0.get(place_of(question.0)) else {
-            return look_up();
+            return look_up().0;
         };
         if let Some((known, route)) = place.get()
             && known == question
         {
             return route;
         }
-        let route = look_up();
-        place.set(Some((question, route)));
+        let (route, is_for_all) = look_up();
+        if is_for_all {
+            place.set(Some((question, route)));
+        }
         route
     }
 }

@@ -23,7 +23,7 @@ fn ask(recent: &Recent, question: Question, answer: Route) -> (Route, bool) {
     let asked = Cell::new(false);
     let route = recent.answer(question, || {
         asked.set(true);
-        answer
+        (answer, true)
     });
     (route, asked.get())
 }
@@ -83,4 +83,14 @@ fn a_default_keeps_nothing() {
     let question = (v4(1), None, None);
     ask(&recent, question, by_link(1));
     assert_eq!(ask(&recent, question, by_link(2)), (by_link(2), true));
+}
+
+#[test]
+fn an_answer_that_holds_for_one_flow_is_not_kept() {
+    let recent = Recent::new();
+    let question = (v4(1), None, None);
+    let of_one = recent.answer(question, || (by_link(3), false));
+    assert_eq!(of_one, by_link(3));
+    assert_eq!(ask(&recent, question, by_link(4)), (by_link(4), true));
+    assert_eq!(ask(&recent, question, by_link(5)), (by_link(4), false));
 }

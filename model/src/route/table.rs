@@ -5,8 +5,8 @@ use ipnet::IpNet;
 use slipgate_abi::IfIndex;
 
 use super::{
-    HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, domain::Domains,
-    recent::Recent, source,
+    Choose, HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, domain::Domains,
+    recent::Recent, source, spread,
 };
 use slipgate_policy::PrefixMap;
 
@@ -85,22 +85,29 @@ impl RouteTable {
 
     /// Looks up the route to `addr` by an uplink; `None`: by any link.
     pub fn lookup_by(&self, addr: impl Into<IpAddr>, uplink: Option<IfIndex>) -> Route {
-        self.lookup_from(addr, uplink, None)
+        self.lookup_from(addr.into(), uplink, None, &mut spread::first)
     }
 
     /// As [`RouteTable::lookup_by`], for packets that have a source address already, which need not
-    /// be the host's; `None`: the host's is selected.
-    pub fn lookup_from(
+    /// be the host's (`None`: the host's is selected), and of a flow that has one of several next hops.
+    #[inline]
+    pub(super) fn lookup_from(
         &self,
-        addr: impl Into<IpAddr>,
+        addr: IpAddr,
         uplink: Option<IfIndex>,
         source: Option<IpAddr>,
+        choose: &mut Choose<'_>,
     ) -> Route {
-        let addr = addr.into();
         self.recent.answer((addr, uplink, source), || {
-            let from_table = || self.answer(&self.routes, addr, (uplink, source), None);
+            let mut is_for_all = true;
+            let mut choosing = |hops: &[&RouteEntry]| {
+                is_for_all = false;
+                choose(hops)
+            };
+            let by = (uplink, source);
+            let from_table = || self.answer(&self.routes, addr, by, None, &mut choosing);
             let known = self.without_table(addr).or_else(from_table);
-            known.unwrap_or(Route::Unreachable)
+            (known.unwrap_or(Route::Unreachable), is_for_all)
         })
     }
 
@@ -119,20 +126,20 @@ impl RouteTable {
     }
 
     /// Looks up a route in a table; `None`: it has none. `suppressed_len`: longest prefix whose
-    /// routes are passed over, unless they refuse.
+    /// routes are passed over, unless they refuse. `choose`: one of several next hops.
     pub(super) fn answer(
         &self,
         table: &Routes,
         addr: IpAddr,
         (uplink, source): (Option<IfIndex>, Option<IpAddr>),
         suppressed_len: Option<u8>,
+        choose: &mut Choose<'_>,
     ) -> Option<Route> {
         let (prefix, routes) = table.longest(addr)?;
-        let is_taken = |route: &&RouteEntry| {
-            route.kind != RouteKind::Unicast || uplink.is_none_or(|link| link == route.ifindex)
+        let route = match &routes[..] {
+            [only] => only,
+            routes => taken(routes, uplink, choose)?,
         };
-        // A route that refuses holds for all links, as in the kernel.
-        let route = routes.iter().find(is_taken).or(routes.first())?;
         let is_suppressed = || suppressed_len.is_some_and(|len| prefix.prefix_len() <= len);
         // A route that refuses is not passed over, nor one of the table local, which the kernel asks
         // before.
@@ -245,25 +252,54 @@ impl RouteTable {
         let preferred = route.prefsrc.filter(|addr| !addr.is_loopback());
         preferred.or_else(|| match (to, next_hop) {
             (IpAddr::V6(to), _) => source::select(&self.sources, route.ifindex, to).map(Into::into),
-            // An IPv4 destination behind an IPv6 router (`RTA_VIA`) is not on a link's network.
-            (IpAddr::V4(_), IpAddr::V6(_)) => None,
-            (IpAddr::V4(_), IpAddr::V4(hop)) => self.source4(route.ifindex, hop).map(Into::into),
+            (IpAddr::V4(_), IpAddr::V4(hop)) => self.source4(route.ifindex, Some(hop)),
+            // A router of IPv6 (`RTA_VIA`) is in no network of IPv4.
+            (IpAddr::V4(_), IpAddr::V6(_)) => self.source4(route.ifindex, None),
         })
     }
 
     /// Source address as the kernel selects it for IPv4: the link's address in the network of the
     /// next hop, else the link's first, else, on a link without address, the host's first.
-    fn source4(&self, link: IfIndex, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
+    fn source4(&self, link: IfIndex, next_hop: Option<Ipv4Addr>) -> Option<IpAddr> {
         let all = self.sources.iter().filter_map(|own| match own.addr {
             IpNet::V4(net) => Some((own.ifindex, net)),
             IpNet::V6(_) => None,
         });
         let mut on_link = all.clone().filter(|(ifindex, _)| *ifindex == link);
-        let in_network = on_link.clone().find(|(_, net)| net.contains(&next_hop));
+        let in_network =
+            next_hop.and_then(|next_hop| on_link.clone().find(|(_, net)| net.contains(&next_hop)));
         let found = in_network.or_else(|| on_link.next());
         found
             .or_else(|| all.clone().next())
-            .map(|(_, net)| net.addr())
+            .map(|(_, net)| net.addr().into())
+    }
+}
+
+/// Returns that of a prefix's routes, or that next hop of several, which a look-up by an uplink takes.
+fn taken<'a>(
+    routes: &'a [RouteEntry],
+    uplink: Option<IfIndex>,
+    choose: &mut Choose<'_>,
+) -> Option<&'a RouteEntry> {
+    let is_taken = |route: &&RouteEntry| {
+        route.kind != RouteKind::Unicast || uplink.is_none_or(|link| link == route.ifindex)
+    };
+    // A route that refuses holds for all links, as in the kernel.
+    let Some(at) = routes.iter().position(|route| is_taken(&route)) else {
+        return routes.first();
+    };
+    let (first, further) = routes[at..].split_first()?;
+    if !further.first().is_some_and(|it| it.share.is_further) {
+        return Some(first);
+    }
+    let further = further.iter().take_while(|it| it.share.is_further);
+    let hops: Vec<_> = [first]
+        .into_iter()
+        .chain(further.filter(is_taken))
+        .collect();
+    match hops[..] {
+        [one] => Some(one),
+        _ => hops.get(choose(&hops)).copied().or(Some(first)),
     }
 }
 
@@ -278,15 +314,22 @@ pub(super) fn compiled(mut routes: Vec<RouteEntry>, snapshot: &RouteSnapshot) ->
 /// Returns those of a prefix's routes, in order, that a look-up by some uplink may take.
 fn useful(routes: &[RouteEntry], snapshot: &RouteSnapshot) -> Vec<RouteEntry> {
     let mut useful: Vec<RouteEntry> = Vec::with_capacity(1);
-    for route in routes {
-        let is_by_uplink = snapshot.uplink_ifindex == Some(route.ifindex)
-            || snapshot.vm_uplinks.contains(&route.ifindex);
-        let is_refusal = route.kind != RouteKind::Unicast;
-        let is_known = useful.iter().any(|it| it.ifindex == route.ifindex);
-        if useful.is_empty() || is_refusal || is_by_uplink && !is_known {
-            useful.push(*route);
+    for hops in routes.chunk_by(|_, next| next.share.is_further) {
+        let before = useful.len();
+        for hop in hops {
+            let is_by_uplink = snapshot.uplink_ifindex == Some(hop.ifindex)
+                || snapshot.vm_uplinks.contains(&hop.ifindex);
+            let is_refusal = hop.kind != RouteKind::Unicast;
+            let is_known = useful[..before].iter().any(|it| it.ifindex == hop.ifindex);
+            if before == 0 || is_refusal || is_by_uplink && !is_known {
+                useful.push(*hop);
+            }
         }
-        if is_refusal {
+        // Its first one may have been left out.
+        if let Some(first) = useful.get_mut(before) {
+            first.share.is_further = false;
+        }
+        if hops.iter().any(|hop| hop.kind != RouteKind::Unicast) {
             break;
         }
     }

@@ -21,6 +21,7 @@ fn route(
         prefsrc: None,
         metric,
         mtu: None,
+        share: Default::default(),
     }
 }
 
@@ -233,6 +234,7 @@ fn entries() -> impl Strategy<Value = Vec<RouteEntry>> {
                 prefsrc: None,
                 metric,
                 mtu: None,
+                share: Default::default(),
             })
             .collect()
     })
@@ -417,6 +419,7 @@ fn sources_are_the_hosts_own_or_delivered_to_it() {
         prefsrc: None,
         metric: 0,
         mtu: None,
+        share: Default::default(),
     };
     let table = RouteTable::new(&RouteSnapshot {
         addresses: vec![own, unusable("2001:db8::1/64")],
@@ -446,4 +449,21 @@ fn sources_are_the_hosts_own_or_delivered_to_it() {
     }
     assert!(table.is_delivered([192, 0, 2, 255]) && table.is_delivered([198, 18, 7, 3]));
     assert!(!table.is_delivered([198, 18, 7, 2]));
+}
+
+#[test]
+fn an_ipv4_destination_may_be_behind_an_ipv6_router() {
+    let mut snapshot = dual();
+    snapshot.routes[1].gateway = Some("fe80::1".parse().unwrap());
+    let lookup = |snapshot: &RouteSnapshot| {
+        RouteTable::new(snapshot).lookup("1.1.1.1".parse::<IpAddr>().unwrap())
+    };
+    // The link's first address, or the route's own.
+    assert_eq!(lookup(&snapshot), via("fe80::1", "198.51.100.5"));
+    snapshot.routes[1].prefsrc = Some("203.0.113.5".parse().unwrap());
+    assert_eq!(lookup(&snapshot), via("fe80::1", "203.0.113.5"));
+    // The link has none: the host's first.
+    snapshot.routes[1].prefsrc = None;
+    snapshot.addresses.retain(|own| own.ifindex != UPLINK);
+    assert_eq!(lookup(&snapshot), via("fe80::1", "192.0.2.1"));
 }

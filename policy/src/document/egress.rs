@@ -2,7 +2,11 @@
 //! the world.
 use toml::Spanned;
 
-use super::{error::ConfigError, file::PolicyFile, schema};
+use super::{
+    error::ConfigError,
+    file::PolicyFile,
+    schema::{self, RoutesOf},
+};
 use crate::{AddressPool, Egress, EgressRoutes, PoolError};
 
 /// Name of the setting, as in policy files and VMs' definitions.
@@ -34,11 +38,17 @@ pub fn pool_of_vm(texts: &[String]) -> Result<AddressPool, ConfigError> {
     })
 }
 
-/// Returns the device and the routes of a policy in a file.
+/// Returns the device and the routes of a policy in a file. `flag`: the routes of policies that name
+/// none.
 ///
 /// # Errors
-/// There can be no device of that name, no such table or mark; or both a table and a mark are given.
-pub(super) fn of_file(file: &PolicyFile, said: &schema::Egress) -> Result<Egress, ConfigError> {
+/// There can be no device of that name, no such table or mark; or a table is given with a mark or with
+/// other routes.
+pub(super) fn of_file(
+    file: &PolicyFile,
+    said: &schema::Egress,
+    flag: Option<RoutesOf>,
+) -> Result<Egress, ConfigError> {
     let uplink = match &said.uplink {
         Some(name) => Some(device(file, name.get_ref(), &name.span())?),
         None => None,
@@ -47,25 +57,50 @@ pub(super) fn of_file(file: &PolicyFile, said: &schema::Egress) -> Result<Egress
         Some(table) => Some(table_of(file, table)?),
         None => None,
     };
-    let routes = match (table, &said.mark) {
-        (Some(_), Some(mark)) => {
-            return Err(file.error(
-                &mark.span(),
-                "the routes are those of egress.table already".to_owned(),
-                "give one of the two: a table alone, or a mark that the host's rules lead to one",
-            ));
-        }
-        (None, Some(mark)) if *mark.get_ref() == 0 => {
-            return Err(file.error(
-                &mark.span(),
-                "0 is no mark: packets without a mark have it".to_owned(),
-                "give the mark of an `ip rule`, or leave it out for the table main",
-            ));
-        }
-        (None, Some(mark)) => Some(EgressRoutes::Mark(*mark.get_ref())),
-        (table, None) => table,
+    if let (Some(_), Some(mark)) = (&table, &said.mark) {
+        return Err(file.error(
+            &mark.span(),
+            "the routes are those of egress.table already".to_owned(),
+            "give one of the two: a table alone, or a mark that the host's rules lead to one",
+        ));
+    }
+    if let (Some(_), Some(routes)) = (&table, &said.routes) {
+        return Err(file.error(
+            &routes.span(),
+            "the routes are those of egress.table already".to_owned(),
+            "give one of the two: a table alone, or routes = \"host\" for all that the host's rules say",
+        ));
+    }
+    let mark = said.mark.as_ref();
+    if let Some(mark) = mark.filter(|mark| *mark.get_ref() == 0) {
+        return Err(file.error(
+            &mark.span(),
+            "0 is no mark: packets without a mark have it".to_owned(),
+            "give the mark of an `ip rule`, or leave it out for the table main; routes = \"host\" has \
+             the rules decide about packets without a mark",
+        ));
+    }
+    let mark = mark.map(|mark| *mark.get_ref());
+    let by_default = flag.filter(|_| said.routes.is_none() && mark.is_none());
+    let routes = match said.routes.as_ref().map(|it| *it.get_ref()).or(by_default) {
+        Some(RoutesOf::Host) => Some(EgressRoutes::Host {
+            mark: mark.unwrap_or(0),
+        }),
+        Some(RoutesOf::Uplink) | None => mark.map(EgressRoutes::Mark),
     };
-    Ok(Egress { uplink, routes })
+    Ok(Egress {
+        uplink,
+        routes: table.or(routes),
+    })
+}
+
+/// Returns the settings that the flag alone gives.
+pub(super) fn by_flag(routes: Option<RoutesOf>) -> Egress {
+    let is_hosts = routes == Some(RoutesOf::Host);
+    Egress {
+        uplink: None,
+        routes: is_hosts.then_some(EgressRoutes::Host { mark: 0 }),
+    }
 }
 
 fn table_of(

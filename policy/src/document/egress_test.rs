@@ -47,6 +47,35 @@ fn a_policy_has_routes_of_a_table_a_vrf_or_a_mark() {
 }
 
 #[test]
+fn a_policy_has_the_hosts_routes_by_its_file_or_by_the_flag() {
+    let of = |flag, said: &str| {
+        let text = format!("default = \"allow\"\n[egress]\n{said}\n");
+        let file = PolicyFile::parse(Path::new("p.toml"), text).unwrap();
+        let typed = crate::document::CliOverrides {
+            egress_routes: flag,
+            ..Default::default()
+        };
+        let none = |_: &Path| unreachable!("no file is named");
+        let all = LoadedPolicies::of(&typed, Some(&file), &none).unwrap();
+        all.policies[0].settings.egress.routes.clone()
+    };
+    let host = |mark| Some(EgressRoutes::Host { mark });
+    assert_eq!(of(None, "routes = \"host\""), host(0));
+    assert_eq!(of(None, "routes = \"host\"\nmark = 7"), host(7));
+    assert_eq!(of(None, "routes = \"uplink\""), None);
+    let flag = Some(RoutesOf::Host);
+    assert_eq!(of(flag, ""), host(0));
+    // What a policy says beats the flag.
+    assert_eq!(of(flag, "routes = \"uplink\""), None);
+    assert_eq!(of(flag, "table = 100"), Some(EgressRoutes::Table(100)));
+    assert_eq!(of(flag, "mark = 7"), Some(EgressRoutes::Mark(7)));
+    assert_eq!(of(Some(RoutesOf::Uplink), ""), None);
+    assert_eq!(by_flag(flag).routes, host(0));
+    assert_eq!(host(0).unwrap().to_string(), "the host");
+    assert_eq!(host(7).unwrap().to_string(), "the host with mark 0x7");
+}
+
+#[test]
 fn errors_give_the_place_and_say_what_to_do() {
     let says = |text: &str| {
         load(&format!("default = \"deny\"\n{text}\n"))
@@ -80,6 +109,11 @@ fn errors_give_the_place_and_say_what_to_do() {
             "[egress]\ntable = 100\nmark = 7",
             ["p.toml:4:8", "one of the two"],
         ),
+        (
+            "[egress]\ntable = 100\nroutes = \"host\"",
+            ["p.toml:4:10", "one of the two"],
+        ),
+        ("[egress]\nroutes = \"any\"", ["p.toml:3:10", "host"]),
     ] {
         let error = says(text);
         assert!(words.iter().all(|word| error.contains(word)), "{error}");

@@ -5,7 +5,8 @@ use slipgate_abi::Protocol;
 
 use super::*;
 use crate::{
-    Action, Destination, Filtering, Mapping, NatBehaviour, OnReload, PolicySet, Sleep, Timers,
+    Action, Destination, Filtering, Idle, Mapping, NatBehaviour, OnReload, PolicySet, Sleep,
+    Timers,
     document::{Amount, CliOverrides, Count, LoadedPolicies, RuleFlag, schema},
 };
 
@@ -84,6 +85,8 @@ fn every_key_is_understood() {
         [sleep]
         packets = 64
         patience_s = 300
+        [idle]
+        ignores = ["keepalive"]
         [[forward]]
         protocol = "tcp"
         address = "127.0.0.1"
@@ -140,9 +143,15 @@ fn every_key_is_understood() {
         ..Sleep::default()
     };
     assert_eq!(top.settings().sleep, sleep);
+    let idle = Idle {
+        ignores_keepalive: true,
+        ignores_refused: false,
+    };
+    assert_eq!(top.settings().idle, idle);
     let named = policies.of(Some(1)).settings();
     assert_eq!(named.timers, Timers::default(), "each policy has its own");
     assert_eq!(named.sleep, Sleep::default(), "each policy has its own");
+    assert_eq!(named.idle, Idle::default(), "each policy has its own");
     let texts: Vec<String> = policies.texts().collect();
     assert_eq!(
         texts,
@@ -263,6 +272,10 @@ fn each_mistake_has_its_error() {
         ("[sleep]\npackets = 0", "2:11: packets of [sleep] is 0"),
         ("[sleep]\nbytes = 16777217", "give 1 to 16777216"),
         ("[sleep]\npatience_s = 3601", "give 1 to 3600"),
+        (
+            "[idle]\nignores = [\"ping\"]",
+            "expected `keepalive` or `refused`",
+        ),
         ("[dns]\ntypes = [\"A\"]", "unknown variant `A`"),
         (
             "[dns]\nmax_label_octets = 64",

@@ -8,10 +8,10 @@ use super::{
     egress,
     error::ConfigError,
     file::PolicyFile,
-    host_loopback, meaning, nat,
+    host_loopback, idle, meaning, nat,
     overrides::CliOverrides,
     rule_flag::{DENY_FILE, RuleFlag, parse},
-    schema::{DefaultText, NamedPolicy, RuleEntry},
+    schema::{DefaultText, NamedPolicy, RoutesOf, RuleEntry},
     sleep, timers,
 };
 use crate::{
@@ -83,6 +83,7 @@ impl LoadedPolicies {
             rules: typed_rules(&typed.rules, read)?,
             default: typed.default,
             resolvers: typed.resolvers()?,
+            routes: typed.egress_routes,
         };
         let Some(file) = file else {
             let dns = DnsSettings {
@@ -92,6 +93,7 @@ impl LoadedPolicies {
             let policy = LoadedPolicy {
                 settings: Settings {
                     dns,
+                    egress: egress::by_flag(typed.routes),
                     ..Settings::default()
                 },
                 default: typed.default.unwrap_or(Action::Allow),
@@ -126,6 +128,7 @@ struct Flags {
     rules: Vec<LoadedRule>,
     default: Option<Action>,
     resolvers: Option<Resolvers>,
+    routes: Option<RoutesOf>,
 }
 
 impl NamedPolicy {
@@ -153,8 +156,9 @@ impl NamedPolicy {
             timers: timers::of_file(file, &self.timers)?,
             nat: nat::of_file(file, &self.nat)?,
             nat_addresses: egress::pool_of_file(file, &self.nat_addresses)?,
-            egress: egress::of_file(file, &self.egress)?,
+            egress: egress::of_file(file, &self.egress, typed.routes)?,
             sleep: sleep::of_file(file, &self.sleep)?,
+            idle: idle::of_file(&self.idle),
             host_loopback: host_loopback::of_file(file, &self.host_loopback)?,
             is_learning: false,
         };

@@ -10,8 +10,8 @@ use super::{
     forward::{self, Forward},
     overrides::parse_resolvers,
     schema::{
-        self, BytesEnd, BytesPer, Dns, Document, Egress, HostLoopback, NamedPolicy, Nat, Quotas,
-        Resolvers, ResolversWord, Sleep, Timers,
+        self, BytesEnd, BytesPer, Dns, Document, Egress, HostLoopback, Idle, NamedPolicy, Nat,
+        Quotas, Resolvers, ResolversWord, Sleep, Timers,
     },
 };
 use crate::{DnsSettings, Resolvers as Asked};
@@ -151,6 +151,7 @@ pub fn has_top_level(document: &Document) -> bool {
         || !document.nat_addresses.is_empty()
         || document.egress != Egress::default()
         || document.sleep != Sleep::default()
+        || document.idle != Idle::default()
         || document.host_loopback != HostLoopback::default()
 }
 

@@ -7,6 +7,7 @@ mod error;
 mod file;
 mod forward;
 mod host_loopback;
+mod idle;
 mod load;
 mod meaning;
 mod named;
@@ -34,5 +35,5 @@ pub use self::{
     named::{PutPolicy, check_inline, check_named, inline_name, is_inline},
     overrides::CliOverrides,
     rule_flag::{RuleFlag, check_rules},
-    schema::{Document, HostLoopback, Quotas, schema},
+    schema::{Document, HostLoopback, Quotas, RoutesOf, schema},
 };

@@ -4,7 +4,11 @@ use std::{
     path::PathBuf,
 };
 
-use super::{error::ConfigError, rule_flag::RuleFlag, schema::Quotas};
+use super::{
+    error::ConfigError,
+    rule_flag::RuleFlag,
+    schema::{Quotas, RoutesOf},
+};
 use crate::{Action, LoopbackPorts, MAX_RESOLVERS, Resolvers as Asked};
 
 /// Policy flags of a command line. Their rules come before a policy file's, and their values
@@ -23,6 +27,8 @@ pub struct CliOverrides {
     pub forwards: Vec<String>,
     /// Values of `--host-loopback`, which apply to each policy.
     pub host_loopback: Vec<LoopbackPorts>,
+    /// Value of `--egress-routes`, for policies that name no routes.
+    pub egress_routes: Option<RoutesOf>,
     /// Path of the policy file.
     pub file: Option<PathBuf>,
     /// Name of the policy of VMs that name none.

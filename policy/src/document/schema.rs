@@ -50,6 +50,8 @@ pub struct Document {
     pub egress: Egress,
     /// Bounds on the packets that are held for a VM while it sleeps.
     pub sleep: Sleep,
+    /// What does not count as activity of a VM.
+    pub idle: Idle,
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
     pub forward: Vec<Spanned<Forward>>,
@@ -77,6 +79,7 @@ impl Document {
             nat_addresses: self.nat_addresses.clone(),
             egress: self.egress.clone(),
             sleep: self.sleep.clone(),
+            idle: self.idle.clone(),
             host_loopback: self.host_loopback.clone(),
         }
     }
@@ -111,6 +114,8 @@ pub struct NamedPolicy {
     pub egress: Egress,
     /// Bounds on the packets that are held for a VM while it sleeps.
     pub sleep: Sleep,
+    /// What does not count as activity of a VM.
+    pub idle: Idle,
     /// Ports of the gateway that lead to the host's loopback. None by default.
     pub host_loopback: HostLoopback,
 }
@@ -367,6 +372,31 @@ pub struct Egress {
     /// table.
     #[schemars(with = "Option<u32>")]
     pub mark: Option<Spanned<u32>>,
+    /// Whose routes the flows leave by, where no table is given. None: those of `--egress-routes`,
+    /// or of the uplink.
+    #[schemars(with = "Option<RoutesOf>")]
+    pub routes: Option<Spanned<RoutesOf>>,
+}
+
+/// Whose routes flows leave by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum RoutesOf {
+    /// Those of the table main by the uplink of all VMs.
+    Uplink,
+    /// Those that the host's own packets would take, by whatever device: its rules (`ip rule`) and all
+    /// their tables.
+    Host,
+}
+
+impl RoutesOf {
+    /// Returns the name that policy files and flags have for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uplink => "uplink",
+            Self::Host => "host",
+        }
+    }
 }
 
 /// A routing table of the host.
@@ -412,6 +442,25 @@ pub struct Sleep {
     /// Time for which each is held, seconds (60).
     #[schemars(range(min = 1, max = 3600), with = "Option<u32>")]
     pub patience_s: Option<Spanned<u32>>,
+}
+
+/// What does not count as activity of a VM, for events and figures of idle VMs.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Idle {
+    /// Packets that keep no VM busy. None by default: all count that the guest sends, and all that it
+    /// accepts.
+    pub ignores: Vec<Ignored>,
+}
+
+/// Packets that keep no VM busy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Ignored {
+    /// TCP keep-alives, of either side, and their answers.
+    Keepalive,
+    /// What the guest sends and is refused: by a rule, a quota, or for want of a route.
+    Refused,
 }
 
 /// A record type by which a guest and a server could exchange arbitrary data.

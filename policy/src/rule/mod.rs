@@ -3,6 +3,7 @@ pub(crate) mod address_pool;
 pub(crate) mod deny_file;
 pub(crate) mod embedded;
 pub(crate) mod host_loopback;
+pub(crate) mod idle;
 pub(crate) mod matcher;
 pub(crate) mod name;
 pub(crate) mod name_pattern;

@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Rule, address_pool::AddressPool, host_loopback::LoopbackPorts, name::Name, nat::NatSettings,
-    sleep::Sleep, timers::Timers,
+    Rule, address_pool::AddressPool, host_loopback::LoopbackPorts, idle::Idle, name::Name,
+    nat::NatSettings, sleep::Sleep, timers::Timers,
 };
 
 /// How far an inspected HTTP/1 connection is followed.
@@ -87,6 +87,9 @@ pub struct Settings {
     /// Bounds on the packets that are held for a VM while it sleeps.
     #[serde(default)]
     pub sleep: Sleep,
+    /// What does not count as activity of a VM.
+    #[serde(default)]
+    pub idle: Idle,
     /// Ports of the gateway that lead to the host's loopback.
     #[serde(default)]
     pub host_loopback: Vec<LoopbackPorts>,
@@ -120,8 +123,25 @@ pub enum EgressRoutes {
     Table(u32),
     /// Those of a VRF, by the name of its device.
     Vrf(String),
-    /// Those that the host's rules (`ip rule`) give to packets with this mark.
+    /// Those that the host's rules (`ip rule`) give to packets with this mark. Of the table `main`
+    /// only those by the uplink of all VMs.
     Mark(u32),
+    /// Those that the host's rules give to packets with this mark (0: without one), by whatever
+    /// device.
+    Host {
+        /// The mark.
+        mark: u32,
+    },
+}
+
+impl EgressRoutes {
+    /// Returns the mark with which the host's rules are asked for routes; `None`: they are not.
+    pub const fn mark(&self) -> Option<u32> {
+        match self {
+            Self::Table(_) | Self::Vrf(_) => None,
+            Self::Mark(mark) | Self::Host { mark } => Some(*mark),
+        }
+    }
 }
 
 impl fmt::Display for EgressRoutes {
@@ -130,6 +150,8 @@ impl fmt::Display for EgressRoutes {
             Self::Table(number) => write!(f, "table {number}"),
             Self::Vrf(device) => write!(f, "VRF {device}"),
             Self::Mark(mark) => write!(f, "mark {mark:#x}"),
+            Self::Host { mark: 0 } => f.write_str("the host"),
+            Self::Host { mark } => write!(f, "the host with mark {mark:#x}"),
         }
     }
 }

@@ -3,7 +3,6 @@
 
 mod disk_image;
 mod firecracker;
-mod followed;
 mod other_vmms;
 mod output;
 mod qemu;
@@ -14,7 +13,6 @@ use std::{env, path::PathBuf, time::Duration};
 
 pub use disk_image::disk_image;
 pub use firecracker::{Firecracker, FirecrackerSnapshot, JAILER, jailer, run_jailed};
-pub use followed::Followed;
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
 pub use qemu::{Accelerator, Device, Network, Qemu};

@@ -4,6 +4,7 @@ pub mod api;
 pub mod dns;
 pub mod http;
 pub mod icmp;
+pub mod nat_discovery;
 pub mod stun;
 pub mod tcp;
 pub mod udp;

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, SocketAddrV4, TcpStream},
+    net::{Shutdown, SocketAddr, TcpStream},
     os::fd::AsRawFd,
     time::{Duration, Instant},
 };
@@ -96,11 +96,16 @@ pub fn connect(address: impl Into<SocketAddr>, timeout: Duration) -> Result<TcpS
 ///
 /// # Errors
 /// The connect is refused, or not done within `timeout`.
-pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
+pub fn connect_from(
+    port: u16,
+    address: impl Into<SocketAddr>,
+    timeout: Duration,
+) -> Result<TcpStream> {
+    let address = address.into();
     let what = || format!("connect from port {port} to {address}");
     let started = Instant::now();
     loop {
-        let socket = sockets::tcp_from(port).tried(what())?;
+        let socket = sockets::tcp_from(port, address).tried(what())?;
         sockets::set(&socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, {
             timeout.as_millis() as i32
         })
@@ -161,6 +166,12 @@ pub fn request_response(
     (0..rounds).map(|_| session.round(size)).collect()
 }
 
+/// What may be sent to an echo server before its echo is read, bytes. Of more, the server fills the
+/// client's receive buffer and its own send buffer with echoes that the client does not read yet, takes
+/// nothing more then, and both wait for each other. Where that begins depends on the size of the kernel's
+/// buffers at the time: by some devices 1 MB was too much now and then.
+const UNREAD_BYTES: usize = 64 << 10;
+
 /// An open connection to an echo server on which rounds can be made one by one.
 pub struct EchoSession<'a> {
     stream: &'a mut TcpStream,
@@ -176,7 +187,8 @@ impl<'a> EchoSession<'a> {
         }
     }
 
-    /// Sends `size` bytes and checks their echo; returns the time taken.
+    /// Sends `size` bytes and checks their echo; returns the time taken. After an error of more than
+    /// [`UNREAD_BYTES`] the connection is shut down.
     ///
     /// # Errors
     /// The connection fails, or the echo differs from what was sent.
@@ -184,10 +196,25 @@ impl<'a> EchoSession<'a> {
         let (mut out, mut back) = (vec![0; size], vec![0; size]);
         self.sent.fill(&mut out);
         let started = Instant::now();
-        self.stream
-            .write_all(&out)
-            .tried("send to an echo server")?;
-        self.stream.read_exact(&mut back).tried("await the echo")?;
+        let stream = &*self.stream;
+        let send = || (&*stream).write_all(&out).tried("send to an echo server");
+        let mut receive = || (&*stream).read_exact(&mut back).tried("await the echo");
+        if size <= UNREAD_BYTES {
+            send()?;
+            receive()?;
+        } else {
+            std::thread::scope(|scope| {
+                let sending = scope.spawn(send);
+                let received = receive();
+                if received.is_err() {
+                    // Nobody takes what is still to be sent.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                let sent = sending.join();
+                sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                received
+            })?;
+        }
         let took = started.elapsed();
         if out != back {
             return Err(Error::unexpected("the echo is not what was sent"));
@@ -380,8 +407,25 @@ fn expect_stall(error: io::Error) -> io::Result<()> {
 
 /// Bytes that the peer has acknowledged: `tcpi_bytes_acked` of Linux's `struct tcp_info`.
 fn acknowledged(stream: &TcpStream) -> io::Result<u64> {
-    const BYTES_ACKED: std::ops::Range<usize> = 120..128;
-    let mut info = [0_u8; BYTES_ACKED.end];
+    let info = info(stream)?;
+    let bytes = info[120..128].try_into().expect("eight bytes");
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Number of segments that this end has sent again so far, SYNs too: `tcpi_total_retrans` of Linux's
+/// `struct tcp_info`.
+///
+/// # Errors
+/// The kernel does not say it.
+pub fn repeated(stream: &TcpStream) -> Result<u32> {
+    let info = info(stream).tried("read what was repeated")?;
+    let segments = info[100..104].try_into().expect("four bytes");
+    Ok(u32::from_ne_bytes(segments))
+}
+
+/// The beginning of a `struct tcp_info`, which grows at its end.
+fn info(stream: &TcpStream) -> io::Result<[u8; 128]> {
+    let mut info = [0; 128];
     let mut len = info.len() as libc::socklen_t;
     // SAFETY: the buffer is writable for `len` bytes.
     checked(unsafe {
@@ -393,6 +437,5 @@ fn acknowledged(stream: &TcpStream) -> io::Result<u64> {
             &raw mut len,
         )
     })?;
-    let bytes = info[BYTES_ACKED].try_into().expect("eight bytes");
-    Ok(u64::from_ne_bytes(bytes))
+    Ok(info)
 }

@@ -187,7 +187,7 @@ pub struct ClientReport {
 
 impl ClientReport {
     /// Number of checks that a client makes.
-    pub const CHECKS: usize = 20;
+    pub const CHECKS: usize = 23;
 
     /// Reads the results from a console; the kernel's messages in between are skipped.
     pub fn read(console: &str) -> Self {

@@ -78,6 +78,14 @@ else
     failed denied6 "$(tail -n 1 /tmp/denied6)"
 fi
 
+# IPv6 alone, the resolver too.
+ip -4 addr flush dev eth0
+echo "nameserver ${PREFIX6}:1" >/etc/resolv.conf
+resolved=$(nslookup "$NAME6" 2>/tmp/dns6.log | grep -A 9 "$NAME6" | grep -o 'Address.*' | grep -o '[0-9a-f:]*$' | head -n 1)
+same dns6.alone "$resolved" "$SERVER6"
+same http6.alone "$(timeout 10 wget -q -O - "http://$NAME6:$HTTP_PORT/hello")" "$HELLO"
+same down6.alone "$(timeout 30 wget -q -O - "http://$NAME6:$HTTP_PORT/blob" | digest)" "$BLOB"
+
 for line in input.0 output.0 input.1 output.1; do
     n=$(interrupts "virtio[0-9]*-$line")
     if [ "$n" -gt 0 ]; then ok "$line $n interrupts"; else failed "$line no interrupts: $(grep virtio /proc/interrupts)"; fi

@@ -7,19 +7,21 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{Archive, Kernel};
+use super::{Archive, Kernel, QEMU};
 use crate::error::{Error, Result, Tried};
 
 /// Where the modules are inside, and the file that lists them in the order to load them.
 pub const MODULES: &str = "/modules/order";
 /// Where `cargo xtask setup` unpacks it.
-const BUSYBOX: &str = concat!(
+pub(super) const BUSYBOX: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../target/kernels/busybox/bin/busybox"
 );
 /// What the scripts of guests begin with.
 const START: &str = include_str!("start.sh");
 const DHCP_SCRIPT: &str = include_str!("client_dhcp.sh");
+/// Firmware that QEMU needs to boot a kernel on the machine `q35` without a display.
+const FIRMWARE: [&str; 3] = ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin"];
 const MOUNT_POINTS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
 
 /// An initramfs being put together.
@@ -99,6 +101,30 @@ impl Initramfs {
         self.add(&format!("/bin/{name}"), program)
     }
 
+    /// Adds this machine's QEMU with its libraries, and its firmware in this folder (`-L`).
+    ///
+    /// # Errors
+    /// There is no QEMU here, or a file of it can't be read.
+    pub fn qemu(&mut self, firmware: &str) -> Result<()> {
+        self.program(&on_path(QEMU)?)?;
+        let folders = Command::new(QEMU)
+            .args(["-L", "help"])
+            .stdin(Stdio::null())
+            .output()
+            .tried(format!("run `{QEMU} -L help`"))?;
+        let folders = String::from_utf8_lossy(&folders.stdout).into_owned();
+        for name in FIRMWARE {
+            let files = folders.lines().map(|folder| Path::new(folder).join(name));
+            let file = files.into_iter().find(|file| file.is_file());
+            let file = file.ok_or_else(|| {
+                Error::Missing(format!("QEMU has no {name} in any of:\n{folders}"))
+            })?;
+            let contents = fs::read(&file).tried(format!("read {}", file.display()))?;
+            self.archive.file(&format!("{firmware}/{name}"), &contents);
+        }
+        Ok(())
+    }
+
     /// Adds a regular file.
     pub fn file(&mut self, path: &str, contents: &[u8]) {
         self.archive.file(path, contents);
@@ -138,6 +164,21 @@ impl Initramfs {
         }
         Ok(())
     }
+}
+
+/// Returns the first program of this name on `PATH`, or in the system's directories that a `PATH` may
+/// lack.
+///
+/// # Errors
+/// There is none.
+pub fn on_path(program: &str) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
+    let mut files = folders.map(|folder| folder.join(program));
+    files
+        .find(|file| file.is_file())
+        .ok_or_else(|| Error::Missing(format!("there is no program `{program}` here")))
 }
 
 /// Files that the dynamic linker would map for `program`, which is included; none for a static

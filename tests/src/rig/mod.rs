@@ -5,6 +5,7 @@
 //!  Kernel      one that `cargo xtask setup` unpacked, and its modules in the order they load
 //!  Initramfs   programs with the libraries they need, files, folders: uncompressed cpio
 //!  Client      an initramfs that is a Linux client: Debian's busybox, and a script as its init
+//!  DiskRig     a machine in which a stock Linux has a disk, by slipgate and by QEMU
 //!  Machine     QEMU under TCG: console to one file, the report to another, a status at the end
 //! ```
 //!
@@ -14,23 +15,34 @@
 mod audit;
 mod client;
 mod cpio;
+mod devices;
+mod disk;
 mod initramfs;
 mod kernel;
 mod machine;
 mod nested;
+mod root_disk;
 mod saved;
 
 pub use audit::forbidden_calls;
 pub use client::{Client, ClientReport, ClientServers};
 pub use cpio::Archive;
-pub use initramfs::{Initramfs, MODULES};
+pub use devices::{DEVICE_MODULES, DEVICE_TESTS};
+pub use disk::{
+    DISK_BLOCK_BYTES, DISK_DEVICE, DISK_RIG, DISK_WORK, DiskCase, DiskFigures, DiskLine,
+    DiskMeasured, DiskRig, DiskRigPlan, DiskRigResult, DiskStand, DiskVmm, DiskWork,
+    count_marked_blocks, disk_guest_initramfs, fill_disk_block, is_disk_block, make_disk_of_blocks,
+};
+pub use initramfs::{Initramfs, MODULES, on_path};
 pub use kernel::{Kernel, Module};
 pub use machine::QEMU;
 pub(crate) use machine::wait;
 pub use machine::{Ended, Hardware, Machine};
 pub use nested::{
-    NESTED, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
+    NESTED, NESTED_CPU_MODEL, NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER,
+    NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
 };
+pub use root_disk::{NESTED_DISK, ROOT_WITNESS, root_disk, root_initramfs};
 pub use saved::{
     SAVED, SAVED_ECHO_PORT, SAVED_FREE, SAVED_ORDER_AT, SAVED_OVER, SavedCount, saved_initramfs,
 };

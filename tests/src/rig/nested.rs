@@ -16,6 +16,20 @@ pub const NESTED: &str = "/nested";
 pub const NESTED_ORDER: &str = "/nested/order";
 /// A folder in it with QEMU's firmware.
 pub const NESTED_FIRMWARE: &str = "/nested/firmware";
+/// KVM, the datapath's devices, and the hooks of 6.1.
+pub const NESTED_MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
+
+/// The outer kernel's ticks from timers that go on by themselves. By default each tick sets the
+/// timer for the next. In runs that hung, one CPU had no more ticks while it was busy, and the vCPU
+/// on the other spun in KVM for good (RCU stall, soft lockup): nothing came to wake up the first.
+/// And notices on the console: a lockup says where each CPU was, an audit which system call was
+/// forbidden to whom.
+pub const NESTED_OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
+
+/// The outer machine's CPUs. Without nested paging: with it this QEMU's translations go wrong now and
+/// then while the inner guest sends, and the inner or the outer Debian ends in a triple fault.
+pub const NESTED_CPU_MODEL: &str = "qemu64,+svm,-npt";
+
 /// Prefix of the report's lines that hold a [`NestedRun`].
 const LINE: &str = "nested ";
 

@@ -84,7 +84,8 @@ pub(crate) fn mount(kind: &CStr, place: &CStr) -> Result<()> {
     done(mounted.into()).tried(format!("mount {kind:?} on {place:?}"))
 }
 
-fn load_modules() -> Result<()> {
+/// Loads the initramfs' modules, in their order.
+pub(crate) fn load_modules() -> Result<()> {
     let order = fs::read_to_string(MODULES).tried(format!("read {MODULES}"))?;
     for path in order.lines() {
         let what = || format!("load the module {path}");
@@ -102,7 +103,7 @@ fn load_modules() -> Result<()> {
 }
 
 /// Lines go out as they are written.
-fn make_raw(terminal: &File) {
+pub(crate) fn make_raw(terminal: &File) {
     // SAFETY: termios is plain data, for which zeroes are valid; the calls fill and read it.
     unsafe {
         let mut settings: libc::termios = std::mem::zeroed();

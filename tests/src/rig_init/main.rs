@@ -8,6 +8,8 @@
 
 mod boot;
 mod checks;
+mod disk;
+mod disk_guest;
 mod limits;
 mod nested;
 mod saved;
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
         let well = boot::given()
             .or_else(nested::run)
             .or_else(saved::run)
+            .or_else(disk::run)
             .unwrap_or_else(checks::run);
         return match well {
             true => ExitCode::SUCCESS,
@@ -33,5 +36,6 @@ fn main() -> ExitCode {
         eprintln!("slipgate-rig-init is the init of machines that the test `kernels` boots");
         return ExitCode::FAILURE;
     }
+    disk_guest::run_if_wanted();
     boot::run()
 }

@@ -16,8 +16,8 @@ use slipgate_testbed::{
     Error, PinDir, Result, Slipgate, World,
     error::Tried,
     rig::{
-        Client, NESTED, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun, NestedTraces,
-        NestedVmm, QEMU,
+        Client, NESTED, NESTED_DISK, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun,
+        NestedTraces, NestedVmm, QEMU, ROOT_WITNESS,
     },
     slipgate,
     world::UPLINK,
@@ -100,6 +100,9 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
             .arg(&report)
             .args(limits)
             .stdin(Stdio::null());
+        if Path::new(NESTED_DISK).exists() {
+            command.args(["--disk", NESTED_DISK]);
+        }
         Ok::<_, Error>(command)
     };
     let mut command = match vmm {
@@ -180,6 +183,10 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
             timed_out,
         },
     );
+    if end == NestedEnd::Passed && !has_witness()? {
+        println!("FAILED root the disk has not what its init has written");
+        return Ok(NestedEnd::CheckFailed);
+    }
     // A guest that broke down says nothing of its VMM's limits.
     if end == NestedEnd::Passed && vmm == NestedVmm::Slipgate {
         kept.unwrap_or(Ok(()))?;
@@ -190,6 +197,17 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         limits.check_killed(killed.status.code(), &stderr)?;
     }
     Ok(end)
+}
+
+/// Whether the guest's root has what its init writes there, if it has a root on a disk.
+fn has_witness() -> Result<bool> {
+    if !Path::new(NESTED_DISK).exists() {
+        return Ok(true);
+    }
+    let image = fs::read(NESTED_DISK).tried("read the guest's disk")?;
+    Ok(image
+        .windows(ROOT_WITNESS.len())
+        .any(|bytes| bytes == ROOT_WITNESS))
 }
 
 fn no_pipe() -> Error {

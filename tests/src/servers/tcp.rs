@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use sha2::{Digest, Sha256};
@@ -29,6 +30,8 @@ pub enum TcpService {
     /// Takes an order for a stream of predictable bytes, either way: see
     /// [`crate::clients::tcp::download`] and [`upload`](crate::clients::tcp::upload).
     Streams,
+    /// The same, but a stream is slow, and does not end, until [`TcpServer::release`].
+    HeldStreams,
     /// Reads until the client ends, and answers with the SHA-256 in hexadecimal digits and a
     /// newline: for clients that can't send an order.
     Digest,
@@ -42,12 +45,17 @@ pub enum TcpService {
     Reset,
 }
 
+/// Between two pieces of a stream that is held.
+const HELD_PAUSE: Duration = Duration::from_millis(10);
+
 #[derive(Default)]
 struct Seen {
     accepted: AtomicU64,
     /// The server's own handles, by connection number, to end them on drop.
     open: Mutex<HashMap<u64, TcpStream>>,
     peers: Mutex<Vec<SocketAddr>>,
+    /// Whether held streams may end.
+    released: AtomicBool,
 }
 
 /// A TCP server. On drop it stops and resets its open connections.
@@ -104,6 +112,11 @@ impl<I: Address> TcpServer<I> {
         open.unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// Lets the streams of [`TcpService::HeldStreams`] go on at full speed, and end.
+    pub fn release(&self) {
+        self.seen.released.store(true, Ordering::SeqCst);
+    }
+
     /// Returns the peers of all connections so far, in order: the guests' translated addresses.
     pub fn peers(&self) -> Vec<I::Socket> {
         let peers = self.seen.peers.lock();
@@ -115,6 +128,7 @@ impl<I: Address> TcpServer<I> {
 impl<I: Address> Drop for TcpServer<I> {
     fn drop(&mut self) {
         self.running.stop.store(true, Ordering::SeqCst);
+        self.release();
         // Wakes the thread in accept.
         // SAFETY: shutdown on our own socket.
         unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
@@ -158,7 +172,7 @@ fn accept_all(listener: &TcpListener, service: &TcpService, seen: &Arc<Seen>, st
             .name("tcp-connection".into())
             .spawn(move || {
                 // The client sees how it ended; a client that went away is its own business.
-                let _ = serve(&stream, &service);
+                let _ = serve(&stream, &service, &seen.released);
                 if service != TcpService::Hold {
                     seen.open
                         .lock()
@@ -170,7 +184,7 @@ fn accept_all(listener: &TcpListener, service: &TcpService, seen: &Arc<Seen>, st
     }
 }
 
-fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
+fn serve(stream: &TcpStream, service: &TcpService, released: &AtomicBool) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut stream = stream;
     match service {
@@ -210,16 +224,29 @@ fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
             }
             writeln!(stream, "{}", hexadecimal(&digest.finalize()))
         }
-        TcpService::Streams => match Order::read(&mut stream)? {
+        TcpService::Streams | TcpService::HeldStreams => match Order::read(&mut stream)? {
             Order::Send { len, seed } => {
-                send(&mut stream, len, Pattern::new(seed))?;
+                if *service == TcpService::HeldStreams {
+                    let mut held = Held::new(stream, len, released);
+                    send(&mut held, len, Pattern::new(seed))?;
+                } else {
+                    send(&mut stream, len, Pattern::new(seed))?;
+                }
                 stream.shutdown(Shutdown::Write)?;
                 // Wait for the client's end, so that nothing of it meets a closed socket.
                 let _ = stream.read(&mut [0; 1]);
                 Ok(())
             }
             Order::Receive { len, seed } => {
-                let receipt = receive(&mut stream, len, Pattern::new(seed))?;
+                let receipt = if *service == TcpService::HeldStreams {
+                    receive(
+                        &mut Held::new(stream, len, released),
+                        len,
+                        Pattern::new(seed),
+                    )?
+                } else {
+                    receive(&mut stream, len, Pattern::new(seed))?
+                };
                 stream.write_all(&Receipt::to_bytes(receipt))
             }
             Order::Pour => pour(&mut stream),
@@ -234,6 +261,63 @@ fn serve(stream: &TcpStream, service: &TcpService) -> io::Result<()> {
                 )
             }
         },
+    }
+}
+
+/// A connection whose stream of `left` bytes more is carried in pieces, with a pause before each, and
+/// whose last byte waits, until it is released.
+struct Held<'a> {
+    stream: &'a TcpStream,
+    left: u64,
+    released: &'a AtomicBool,
+}
+
+impl<'a> Held<'a> {
+    fn new(stream: &'a TcpStream, left: u64, released: &'a AtomicBool) -> Self {
+        Self {
+            stream,
+            left,
+            released,
+        }
+    }
+
+    /// Waits until bytes may be carried, and returns how many of `wanted`.
+    fn turn(&self, wanted: usize) -> usize {
+        loop {
+            if self.released.load(Ordering::SeqCst) {
+                return wanted;
+            }
+            std::thread::sleep(HELD_PAUSE);
+            let but_last = self.left.saturating_sub(1);
+            if but_last > 0 {
+                return wanted.min(usize::try_from(but_last).unwrap_or(usize::MAX));
+            }
+        }
+    }
+
+    fn carried(&mut self, bytes: usize) -> usize {
+        self.left = self.left.saturating_sub(bytes as u64);
+        bytes
+    }
+}
+
+impl Read for Held<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = self.turn(out.len());
+        let read = self.stream.read(&mut out[..len])?;
+        Ok(self.carried(read))
+    }
+}
+
+impl Write for Held<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = self.turn(bytes.len());
+        let written = self.stream.write(&bytes[..len])?;
+        Ok(self.carried(written))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
     }
 }
 

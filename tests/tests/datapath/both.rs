@@ -184,7 +184,7 @@ impl Both {
             ipv6: true,
         };
         let real = Datapath::open(&options).expect("the programs are loaded");
-        let mapped = real.maps().map_first_packets();
+        let mapped = real.maps().map_packets();
         mapped.expect("the rings of first packets");
         let memory = Kernel::new(SLOTS_PER_CHUNK);
         let tables = FakeDatapath::new(&memory, 0, 1);

@@ -165,7 +165,11 @@ fn flow(protocol: Protocol, choices: &mut Choices<'_>) -> FlowState {
         both_syns | TcpBits::FIN_TX | TcpBits::FIN_RX,
         both_syns | TcpBits::RST,
     ];
-    let tcp = if is_tcp { choices.one_of(&bits) } else { 0 };
+    let tcp = if is_tcp {
+        choices.one_of(&bits) | choices.one_of(&[0, TcpBits::QUIET])
+    } else {
+        0
+    };
     let is_held = is_tcp && choices.once_in(3);
     FlowState {
         verdict: choices.mostly(&[

@@ -31,7 +31,7 @@ const CASES: u32 = 6_000;
 
 /// Handovers, each of which the frames of a run must reach. Those that need a refusal by the
 /// kernel, or a TAP that has lost its program, are left out.
-const HANDOVERS: [Handover; 14] = [
+const HANDOVERS: [Handover; 15] = [
     Handover::Miss,
     Handover::Syn,
     Handover::Verdict,
@@ -46,6 +46,7 @@ const HANDOVERS: [Handover; 14] = [
     Handover::Fragment,
     Handover::Ndp,
     Handover::Address,
+    Handover::Challenge,
 ];
 const DROPS: [DropReason; 25] = [
     DropReason::Tagged,

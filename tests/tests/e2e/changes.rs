@@ -1,22 +1,49 @@
 //! Changes while guests send: another policy, flows cut, VMs frozen, packets captured.
 
 use std::{
-    fs,
+    fs::{self, Permissions},
     io::{ErrorKind, Read as _, Write as _},
-    net::TcpStream,
+    net::{IpAddr, TcpStream, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::Command,
+    process::{Command, Output},
     time::Duration,
 };
 
 use slipgate_testbed::{
-    clients::{icmp, tcp, tcp::EchoSession, udp, udp::UdpOutcome},
+    clients::{tcp, tcp::EchoSession, udp, udp::UdpOutcome},
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::{SERVER, SERVER_2},
 };
 
-use crate::{BRIEFLY, Stand, WAIT, eventually};
+use crate::{
+    BRIEFLY, Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix, pings},
+};
+
+matrix! {
+    a_flow_that_is_cut_ends_at_once_at_both_ends: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_live_flow_is_captured_both_ways_and_loses_nothing: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    the_engines_packets_are_written_and_the_file_is_rotated: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_policy_is_put_in_force_whole_or_not_at_all: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    an_emptied_policy_file_changes_nothing_and_is_said: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    what_was_applied_outlives_a_crash_and_what_the_command_line_names_is_read_again: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the policy is that of the process, and ends with it (exec.md)";
+}
+
+/// A folder that a user without privileges may use, too.
+pub(crate) fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
+    folder
+}
+
+/// A server at the first address of the world's servers.
+fn serve(stand: &Stand, service: TcpService) -> TcpServer<IpAddr> {
+    TcpServer::start(&stand.world.net, (stand.cell.server(), 7000), service).unwrap()
+}
 
 /// The id of the one flow.
 fn only_flow(stand: &Stand) -> String {
@@ -26,17 +53,28 @@ fn only_flow(stand: &Stand) -> String {
 }
 
 /// Lines that tcpdump prints for a file, one per packet; none for a file without packets.
-fn tcpdump(file: &Path) -> Vec<String> {
+pub(crate) fn tcpdump(file: &Path) -> Vec<String> {
+    let (output, lines) = read_by_tcpdump(file);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let is_empty = errors.contains("no Interface Description Blocks");
+    assert!(output.status.success() || is_empty, "{errors}");
+    lines
+}
+
+/// The same of a file that is being written: its last packet may be there in part.
+pub(crate) fn tcpdump_so_far(file: &Path) -> Vec<String> {
+    read_by_tcpdump(file).1
+}
+
+fn read_by_tcpdump(file: &Path) -> (Output, Vec<String>) {
     let output = Command::new("tcpdump")
         .args(["-nnr"])
         .arg(file)
         .output()
         .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let is_empty = errors.contains("no Interface Description Blocks");
-    assert!(output.status.success() || is_empty, "{errors}");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.lines().map(str::to_owned).collect()
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().map(str::to_owned).collect();
+    (output, lines)
 }
 
 fn error_of(stand: &Stand, args: &[&str]) -> String {
@@ -48,11 +86,9 @@ fn hang_up(stand: &Stand) {
     slipgate_testbed::signal(stand.slipgate.broker_pid(), libc::SIGHUP);
 }
 
-#[test]
-fn a_flow_that_is_cut_ends_at_once_at_both_ends() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Hold).unwrap();
+fn a_flow_that_is_cut_ends_at_once_at_both_ends(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let server = serve(&stand, TcpService::Hold);
     // Neither says anything: both are told all the same.
     let mut stream: TcpStream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let id = only_flow(&stand);
@@ -84,11 +120,9 @@ fn a_flow_that_is_cut_ends_at_once_at_both_ends() {
     assert!(error.contains("there is tap0"), "{error}");
 }
 
-#[test]
-fn a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Hold).unwrap();
+fn a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let server = serve(&stand, TcpService::Hold);
     let mut streams: Vec<TcpStream> = (0..8)
         .map(|_| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap())
         .collect();
@@ -126,52 +160,46 @@ fn a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused(
     assert!(records.iter().all(|record| record["end"] == "generation"));
 }
 
-#[test]
-fn a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
-    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
+    let echo = serve(&stand, TcpService::Echo);
     let mut stream = stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     stand
         .run(|| EchoSession::new(&mut stream).round(1_000))
         .unwrap();
     stand.slipgate.run(&["freeze", "tap0"]).unwrap();
     let silent = |stand: &Stand| {
-        let pinged = stand.run(|| icmp::ping(SERVER, 2, 56, BRIEFLY)).unwrap();
-        assert_eq!(pinged.replies.len(), 0);
-        let why = stand
-            .slipgate
-            .why("tap0", "203.0.113.10:7000", "tcp")
-            .unwrap();
+        assert!(!pings(&stand.guest, cell.server(), BRIEFLY));
+        let to = at(cell.server(), 7000).to_string();
+        let why = stand.slipgate.why("tap0", &to, "tcp").unwrap();
         assert!(!why.0 && why.1.contains("frozen"), "{}", why.1);
     };
     silent(&stand);
     assert!(stand.dropped("frozen") > 0);
     assert_eq!(stand.slipgate.stats().unwrap()["vms"][0]["frozen"], true);
-    stand.slipgate.kill_both().unwrap();
-    eventually("their end", || {
-        stand.slipgate.engine_pid().is_none().then_some(())
-    });
-    stand.again();
-    stand.says("tap0 is frozen");
-    silent(&stand);
+    // In user mode the tables end with the engine.
+    if cell.is_hybrid() {
+        stand.slipgate.kill_both().unwrap();
+        eventually("their end", || {
+            stand.slipgate.engine_pid().is_none().then_some(())
+        });
+        stand.again();
+        stand.says("tap0 is frozen");
+        silent(&stand);
+    }
     stand.slipgate.run(&["thaw", "tap0"]).unwrap();
     stand
         .run(|| EchoSession::new(&mut stream).round(1_000))
         .unwrap();
-    let pinged = stand.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
-    assert!(!pinged.replies.is_empty());
+    assert!(pings(&stand.guest, cell.server(), WAIT));
 }
 
-#[test]
-fn a_live_flow_is_captured_both_ways_and_loses_nothing() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
-    let other = UdpServer::start(&stand.world.net, (SERVER_2, 7), UdpService::Echo).unwrap();
-    let socket = stand
-        .run(|| std::net::UdpSocket::bind("0.0.0.0:5000"))
-        .unwrap();
+fn a_live_flow_is_captured_both_ways_and_loses_nothing(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let [echo, other] = [cell.server(), cell.server_2()]
+        .map(|ip| UdpServer::start(&stand.world.net, (ip, 7), UdpService::Echo).unwrap());
+    let any = cell.family.unspecified();
+    let socket = stand.run(|| UdpSocket::bind((any, 5000))).unwrap();
     socket.set_read_timeout(Some(WAIT)).unwrap();
     let talk = |count: usize| {
         for n in 0..count {
@@ -186,7 +214,7 @@ fn a_live_flow_is_captured_both_ways_and_loses_nothing() {
     stand
         .run(|| udp::probe(other.address(), b"another", WAIT))
         .unwrap();
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let file = dir.path().join("flow.pcapng");
     let text = file.to_str().unwrap();
     std::thread::scope(|scope| {
@@ -208,13 +236,13 @@ fn a_live_flow_is_captured_both_ways_and_loses_nothing() {
     });
     let lines = tcpdump(&file);
     assert_eq!(lines.len(), 20, "{lines:?}");
-    let there = lines
-        .iter()
-        .filter(|l| l.contains("10.0.2.15.5000 > 203.0.113.10.7"));
-    let back = lines
-        .iter()
-        .filter(|l| l.contains("203.0.113.10.7 > 10.0.2.15.5000"));
-    assert_eq!((there.count(), back.count()), (10, 10), "{lines:?}");
+    let (guest, server) = (cell.guest(), cell.server());
+    let ways = [
+        format!("{guest}.5000 > {server}.7"),
+        format!("{server}.7 > {guest}.5000"),
+    ];
+    let counts = ways.map(|way| lines.iter().filter(|line| line.contains(&way)).count());
+    assert_eq!(counts, [10, 10], "{lines:?}");
     eventually("the kernel has it again", || {
         let flows = stand.slipgate.flows().unwrap();
         flows
@@ -231,10 +259,10 @@ fn a_live_flow_is_captured_both_ways_and_loses_nothing() {
 fn a_capture_without_a_packet_is_a_file_that_can_be_read() {
     require_root_and_tun!();
     let stand = Stand::new(&[]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Hold).unwrap();
+    let server = serve(&stand, TcpService::Hold);
     let _silent = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let id = only_flow(&stand);
-    let dir = tempfile::tempdir().unwrap();
+    let dir = folder();
     let file = dir.path().join("flow.pcapng");
     let args = [
         "capture",
@@ -253,13 +281,12 @@ fn a_capture_without_a_packet_is_a_file_that_can_be_read() {
     assert!(read.status.success() && read.stdout.is_empty(), "{errors}");
 }
 
-#[test]
-fn the_engines_packets_are_written_and_the_file_is_rotated() {
-    require_root_and_tun!();
-    let dir = tempfile::tempdir().unwrap();
+fn the_engines_packets_are_written_and_the_file_is_rotated(cell: Cell) {
+    let dir = folder();
     let file = dir.path().join("port.pcapng");
-    let stand = Stand::new(&["--pcap", file.to_str().unwrap()]);
-    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    let stand = Stand::of(cell, &["--pcap", file.to_str().unwrap()]);
+    let server = cell.server();
+    let echo = UdpServer::start(&stand.world.net, (server, 7), UdpService::Echo).unwrap();
     let probe = || udp::probe(echo.address(), b"one", WAIT).unwrap();
     assert!(matches!(stand.run(probe), UdpOutcome::Answered(_)));
     let mentions = |file: &Path, what: &str| {
@@ -267,7 +294,7 @@ fn the_engines_packets_are_written_and_the_file_is_rotated() {
         lines.iter().any(|line| line.contains(what)).then_some(())
     };
     eventually("the first packet", || {
-        mentions(&file, "203.0.113.10.7: UDP")
+        mentions(&file, &format!("{server}.7: UDP"))
     });
     let old = dir.path().join("port.1.pcapng");
     fs::rename(&file, &old).unwrap();
@@ -277,21 +304,24 @@ fn the_engines_packets_are_written_and_the_file_is_rotated() {
         let length = fs::metadata(&file).ok()?.len();
         (length > 0).then_some(())
     });
-    stand.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
-    eventually("the next packet", || mentions(&file, "ICMP echo request"));
-    assert!(mentions(&old, "ICMP echo request").is_none());
+    assert!(pings(&stand.guest, server, WAIT));
+    let ping = match cell.is_ipv6() {
+        false => "ICMP echo request",
+        true => "ICMP6, echo request",
+    };
+    eventually("the next packet", || mentions(&file, ping));
+    assert!(mentions(&old, ping).is_none());
 }
 
-#[test]
-fn a_policy_is_put_in_force_whole_or_not_at_all() {
-    require_root_and_tun!();
-    let dir = tempfile::tempdir().unwrap();
+fn a_policy_is_put_in_force_whole_or_not_at_all(cell: Cell) {
+    let dir = folder();
     let list = dir.path().join("deny.txt");
     fs::write(&list, "198.51.100.0/24\n").unwrap();
-    let stand = Stand::new(&["--deny-file", list.to_str().unwrap()]);
-    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let stand = Stand::of(cell, &["--deny-file", list.to_str().unwrap()]);
+    let server = cell.server();
+    let echo = serve(&stand, TcpService::Echo);
     let mut stream = stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
-    fs::write(&list, format!("{SERVER}\nno address at all\n")).unwrap();
+    fs::write(&list, format!("{server}\nno address at all\n")).unwrap();
     let error = error_of(&stand, &["policy", "apply"]);
     assert!(error.contains("nothing has changed"), "{error}");
     assert!(error.contains("deny.txt:2"), "{error}");
@@ -300,7 +330,7 @@ fn a_policy_is_put_in_force_whole_or_not_at_all() {
         .unwrap();
     stand.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
 
-    fs::write(&list, format!("{SERVER}\n")).unwrap();
+    fs::write(&list, format!("{server}\n")).unwrap();
     let said = stand.slipgate.run(&["policy", "apply"]).unwrap().stdout;
     let said = String::from_utf8_lossy(&said);
     assert!(said.contains("cut, 0 go on"), "{said}");
@@ -321,19 +351,20 @@ fn a_policy_is_put_in_force_whole_or_not_at_all() {
     });
 }
 
-#[test]
-fn an_emptied_policy_file_changes_nothing_and_is_said() {
-    require_root_and_tun!();
-    let dir = tempfile::tempdir().unwrap();
+fn an_emptied_policy_file_changes_nothing_and_is_said(cell: Cell) {
+    let dir = folder();
     let file = dir.path().join("policy.toml");
-    let only = |server| format!("default = \"deny\"\nrules = [{{ allow = \"{server}:7000\" }}]\n");
-    fs::write(&file, only(SERVER)).unwrap();
-    let stand = Stand::new(&["--policy", file.to_str().unwrap()]);
+    let only = |server| {
+        let allowed = cell.destination(server, "7000");
+        format!("default = \"deny\"\nrules = [{{ allow = \"{allowed}\" }}]\n")
+    };
+    fs::write(&file, only(cell.server())).unwrap();
+    let stand = Stand::of(cell, &["--policy", file.to_str().unwrap()]);
     let serve = |server| {
         let net = &stand.world.net;
         TcpServer::start(net, (server, 7000), TcpService::Echo).unwrap()
     };
-    let (allowed, denied) = (serve(SERVER), serve(SERVER_2));
+    let (allowed, denied) = (serve(cell.server()), serve(cell.server_2()));
     let mut stream = stand.run(|| tcp::connect(allowed.address(), WAIT)).unwrap();
     // Emptied by an editor or a full disk; or all of it a comment.
     for (times, text) in [(1, ""), (2, "# default = \"deny\"\n")] {
@@ -359,7 +390,7 @@ fn an_emptied_policy_file_changes_nothing_and_is_said() {
     }
     assert_eq!(denied.accepted(), 0);
     // The control: one that can be used is put in force the same way.
-    fs::write(&file, only(SERVER_2)).unwrap();
+    fs::write(&file, only(cell.server_2())).unwrap();
     hang_up(&stand);
     eventually("the other server is open", || {
         let patience = Duration::from_secs(1);
@@ -370,18 +401,19 @@ fn an_emptied_policy_file_changes_nothing_and_is_said() {
         .unwrap();
 }
 
-#[test]
-fn what_was_applied_outlives_a_crash_and_what_the_command_line_names_is_read_again() {
-    require_root_and_tun!();
-    let dir = tempfile::tempdir().unwrap();
+fn what_was_applied_outlives_a_crash_and_what_the_command_line_names_is_read_again(cell: Cell) {
+    let dir = folder();
     let path = |name: &str| dir.path().join(name);
     let (given, link, other) = (path("given.toml"), path("now.toml"), path("other.toml"));
     fs::write(&given, "default = \"allow\"\n").unwrap();
-    let denying = format!("default = \"allow\"\nrules = [{{ deny = \"{SERVER}\" }}]\n");
+    let denying = format!(
+        "default = \"allow\"\nrules = [{{ deny = \"{}\" }}]\n",
+        cell.server()
+    );
     fs::write(&other, &denying).unwrap();
     std::os::unix::fs::symlink(&given, &link).unwrap();
-    let mut stand = Stand::new(&["--policy", link.to_str().unwrap()]);
-    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let mut stand = Stand::of(cell, &["--policy", link.to_str().unwrap()]);
+    let echo = serve(&stand, TcpService::Echo);
     let restart = |stand: &mut Stand| {
         stand.slipgate.kill_both().unwrap();
         eventually("their end", || {

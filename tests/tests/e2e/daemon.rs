@@ -1,10 +1,13 @@
 //! `slipgate serve`: VMs that come, change and go while others talk.
 
-use std::{fs, net::TcpStream};
+use std::{
+    fs,
+    net::{IpAddr, TcpStream},
+};
 
 use serde_json::Value;
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World,
+    Guest, PinDir, Slipgate, World,
     clients::{
         icmp, tcp,
         tcp::{ConnectOutcome, EchoSession},
@@ -14,36 +17,44 @@ use slipgate_testbed::{
     world::{SERVER, SERVER_2, UPLINK},
 };
 
-use crate::{BRIEFLY, WAIT, eventually};
+use crate::{BRIEFLY, Cell, WAIT, eventually, matrix::cells};
 
 /// A daemon and an echo server; fields go in order.
 pub(crate) struct Stand {
     pub(crate) daemon: Slipgate,
-    pub(crate) echo: TcpServer,
+    pub(crate) echo: TcpServer<IpAddr>,
     pub(crate) world: World,
     pub(crate) scratch: tempfile::TempDir,
+    pub(crate) cell: Cell,
 }
 
 impl Stand {
     pub(crate) fn new(args: &[&str]) -> Self {
+        Self::of(cells::hybrid_ipv4, args)
+    }
+
+    /// The stand of a cell of hybrid mode. Its guests have their addresses at once.
+    pub(crate) fn of(cell: Cell, args: &[&str]) -> Self {
         let world = World::new().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let log = scratch.path().join("flows.jsonl").display().to_string();
         let pins = PinDir::new().unwrap();
         let mut all = vec!["--uplink", UPLINK, "--flow-log", &log];
+        all.extend(cell.give(&world));
         all.extend(args);
         let daemon = Slipgate::serve(&world.host, &pins, &all).unwrap();
-        let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+        let echo = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Echo).unwrap();
         Self {
             daemon,
             echo,
             world,
             scratch,
+            cell,
         }
     }
 
     pub(crate) fn guest(&self, tap: &str) -> Guest {
-        Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
+        self.cell.guest_at(&self.world, tap)
     }
 
     /// Returns the output of `slipgate vm ARGS…`.

@@ -1,7 +1,9 @@
 //! VMs whose policies name a routing table, a VRF or a mark: their flows leave by these routes.
 use std::{
     io::{ErrorKind, Read as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, TcpStream},
+    path::Path,
+    process::Command,
 };
 
 use serde_json::{Value, json};
@@ -14,25 +16,60 @@ use slipgate_testbed::{
     dns_wire::Record,
     left_out, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
-    world::{HOST, ROUTER, SERVER, UPLINK},
-    world_ipv6::{HOST6, SERVER6, enable},
+    world::{SERVER, UPLINK},
 };
 
 use crate::{
-    BRIEFLY, DNS, GUEST, WAIT,
+    BRIEFLY, Cell, DNS, WAIT,
     api::Stand,
-    at, eventually,
-    stand::{SECOND, SECOND_ADDRESS, add_second_uplink, give_ipv6},
+    eventually,
+    matrix::{at, cells, matrix, pings},
+    stand::{SECOND, add_second_ipv6, add_second_uplink},
 };
 
-/// The second uplink is one by which only the table 100 leads to the world.
-const DEFAULT: &str = "default via 198.18.1.1 dev up1 table 100";
-
-fn echo(stand: &Stand) -> TcpServer {
-    TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap()
+matrix! {
+    flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
+    flows_go_on_by_a_table_that_leads_where_they_leave: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
+    flows_go_on_by_a_table_that_leads_into_their_tunnel_without_l2: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
+    flows_of_a_policy_leave_as_the_hosts_rules_say_of_its_mark: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
+    flows_of_a_policy_leave_by_its_vrf: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
+    a_forward_is_reached_at_the_addresses_of_its_vms_routes_only: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
+    an_uplink_leaves_its_routes_of_a_table_only: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's routes choose the uplink of its sockets";
 }
 
-fn connected(guest: &Guest, echo: &TcpServer) -> TcpStream {
+/// The second uplink is one by which only the table 100 leads to the world.
+fn default(cell: Cell) -> String {
+    format!("default via {} dev up1 table 100", cell.second_router())
+}
+
+/// Has the host change a route or a rule of the cell's family.
+fn ip(stand: &Stand, what: &str) {
+    let family = if stand.cell.is_ipv6() { "-6" } else { "-4" };
+    let host = &stand.world().host;
+    host.ip(&format!("{family} {what}")).unwrap();
+}
+
+/// Gives the host a second uplink to the world by the cell's families, without a route.
+fn add_second(stand: &Stand) {
+    add_second_uplink(stand.world());
+    if stand.cell.is_ipv6() {
+        add_second_ipv6(stand.world());
+    }
+}
+
+fn echo(stand: &Stand) -> TcpServer<IpAddr> {
+    let at = (stand.cell.server(), 7000);
+    TcpServer::start(&stand.world().net, at, TcpService::Echo).unwrap()
+}
+
+fn connected(guest: &Guest, echo: &TcpServer<IpAddr>) -> TcpStream {
     let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     exchange(guest, &mut stream);
     stream
@@ -45,29 +82,30 @@ fn exchange(guest: &Guest, stream: &mut TcpStream) {
 }
 
 /// The address from which the server sees a new connection of the guest.
-fn source(guest: &Guest, echo: &TcpServer) -> Ipv4Addr {
+fn source(guest: &Guest, echo: &TcpServer<IpAddr>) -> IpAddr {
     drop(connected(guest, echo));
-    *echo.peers().last().unwrap().ip()
+    echo.peers().last().unwrap().ip()
 }
 
-fn is_refused(guest: &Guest, echo: &TcpServer) -> bool {
+fn is_refused(guest: &Guest, echo: &TcpServer<IpAddr>) -> bool {
     let outcome = guest.run(|| tcp::connect_outcome(echo.address(), BRIEFLY));
     !matches!(outcome.unwrap(), ConnectOutcome::Connected(_))
 }
 
 fn why(stand: &Stand) -> Value {
-    let path = format!("/v1/vms/a/why?address={SERVER}&port=7000");
+    let server = stand.cell.server();
+    let path = format!("/v1/vms/a/why?address={server}&port=7000");
     stand.ask("GET", &path, None).1
 }
 
 /// A daemon with the VM `a`, whose policy is `tunnel`, and `b` without one.
-fn stand(egress: &str) -> (Stand, Guest, Guest) {
-    stand_with(egress, &[])
+fn stand(cell: Cell, egress: &str) -> (Stand, Guest, Guest) {
+    stand_with(cell, egress, &[])
 }
 
-fn stand_with(egress: &str, flags: &[&str]) -> (Stand, Guest, Guest) {
-    let stand = Stand::with(flags);
-    add_second_uplink(stand.world());
+fn stand_with(cell: Cell, egress: &str, flags: &[&str]) -> (Stand, Guest, Guest) {
+    let stand = Stand::of(cell, flags);
+    add_second(&stand);
     let guests = (stand.guest("tap0"), stand.guest("tap1"));
     put_egress(&stand, egress);
     for (name, body) in [
@@ -87,19 +125,17 @@ fn put_egress(stand: &Stand, egress: &str) {
 }
 
 /// Waits until a new connection of the guest has this source.
-fn comes_from(guest: &Guest, echo: &TcpServer, address: Ipv4Addr) {
+fn comes_from(guest: &Guest, echo: &TcpServer<IpAddr>, address: IpAddr) {
     eventually(&format!("flows from {address}"), || {
         guest.run(|| tcp::connect(echo.address(), BRIEFLY)).ok()?;
-        (*echo.peers().last()?.ip() == address).then_some(())
+        (echo.peers().last()?.ip() == address).then_some(())
     });
 }
 
-#[test]
-fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
-    require_root_and_tun!();
+fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all(cell: Cell) {
     let scratch = tempfile::tempdir().unwrap();
     let log = scratch.path().join("flows.jsonl").display().to_string();
-    let (stand, guest, other) = stand_with("egress.table = 100", &["--flow-log", &log]);
+    let (stand, guest, other) = stand_with(cell, "egress.table = 100", &["--flow-log", &log]);
     let host = &stand.world().host;
     let echo = echo(&stand);
     // The table is empty: nothing leaves by main instead.
@@ -108,24 +144,25 @@ fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
     assert_eq!(told["refusal"], "no_route", "{told}");
     let outcome = told["outcome"].as_str().unwrap();
     assert!(outcome.contains("no route of table 100"), "{told}");
-    assert_eq!(source(&other, &echo), HOST);
+    assert_eq!(source(&other, &echo), cell.host());
 
-    host.ip(&format!("route add {DEFAULT}")).unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
+    ip(&stand, &format!("route add {}", default(cell)));
+    comes_from(&guest, &echo, cell.second_address());
     let told = why(&stand);
     let via = told["via"].as_str().unwrap();
-    assert!(via.starts_with("198.18.1.2 by 198.18.1.1 "), "{told}");
-    assert_eq!(source(&other, &echo), HOST);
+    let expected = format!("{} by {} ", cell.second_address(), cell.second_router());
+    assert!(via.starts_with(&expected), "{told}");
+    assert_eq!(source(&other, &echo), cell.host());
     let mut stream = connected(&guest, &echo);
 
     // Without its route a live flow goes on where it is, and none is opened.
-    host.ip(&format!("route del {DEFAULT}")).unwrap();
+    ip(&stand, &format!("route del {}", default(cell)));
     eventually("the refusal", || is_refused(&guest, &echo).then_some(()));
     exchange(&guest, &mut stream);
     let (_, stats) = stand.ask("GET", "/v1/stats", None);
     assert!(stats.to_string().contains("no_route"), "{stats}");
     // A route that refuses says so.
-    host.ip("route add blackhole default table 100").unwrap();
+    ip(&stand, "route add blackhole default table 100");
     eventually("the route", || {
         let told = why(&stand);
         told["outcome"]
@@ -133,13 +170,13 @@ fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
             .contains("Blackhole")
             .then_some(())
     });
-    host.ip("route del blackhole default table 100").unwrap();
+    ip(&stand, "route del blackhole default table 100");
 
     // The device comes again, with another number.
     host.ip(&format!("link del {SECOND}")).unwrap();
-    add_second_uplink(stand.world());
-    host.ip(&format!("route add {DEFAULT}")).unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
+    add_second(&stand);
+    ip(&stand, &format!("route add {}", default(cell)));
+    comes_from(&guest, &echo, cell.second_address());
 
     // By other routes than before, a flow that can't keep its address ends.
     let mut stream = connected(&guest, &echo);
@@ -157,55 +194,147 @@ fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
             .any(|record| is_its(&record) && record["end"] == "uplink")
             .then_some(())
     });
-    assert_eq!(source(&guest, &echo), HOST);
+    assert_eq!(source(&guest, &echo), cell.host());
 }
 
-#[test]
-fn flows_of_a_policy_leave_as_the_hosts_rules_say_of_its_mark() {
-    require_root_and_tun!();
-    let (stand, guest, other) = stand("egress.mark = 0x17");
-    let host = &stand.world().host;
+/// Name of the file of flow records in a test's directory.
+const FLOW_LOG: &str = "flows.jsonl";
+
+/// The reason of the record of the flow that a guest's socket had.
+fn recorded_end(log: &Path, stream: &TcpStream) -> String {
+    let guest = stream.local_addr().unwrap().to_string();
+    eventually("its record", || {
+        let log = std::fs::read_to_string(log).unwrap();
+        let records = log.lines().map(serde_json::from_str::<Value>);
+        let mut ends = records.filter_map(Result::ok);
+        let end = ends.find(|it| it["event"] == "flow_end" && it["guest"] == guest.as_str())?;
+        Some(end["end"].as_str()?.to_owned())
+    })
+}
+
+/// Ends by an RST.
+fn is_reset(guest: &Guest, stream: &mut TcpStream) {
+    let ended = guest.run(|| stream.read(&mut [0; 16]));
+    let kind = ended.map_err(|error| error.kind());
+    assert_eq!(kind, Err(ErrorKind::ConnectionReset));
+}
+
+fn flows_go_on_by_a_table_that_leads_where_they_leave(cell: Cell) {
+    let scratch = tempfile::tempdir().unwrap();
+    let log = scratch.path().join(FLOW_LOG);
+    let stand = Stand::of(cell, &["--flow-log", &log.display().to_string()]);
+    cell.add_second_uplink(stand.world());
+    let by = format!("via {} dev {SECOND}", cell.second_router());
+    go_on_by_a_table(&stand, &log, SECOND, &by);
+}
+
+fn flows_go_on_by_a_table_that_leads_into_their_tunnel_without_l2(cell: Cell) {
+    let (world, flags) = cell.world_without_l2();
+    let scratch = tempfile::tempdir().unwrap();
+    let log = scratch.path().join(FLOW_LOG);
+    let flow_log = log.display().to_string();
+    let flags = [flags, &["--flow-log", &flow_log]].concat();
+    let stand = Stand::in_world(cell, world, SECOND, &flags);
+    go_on_by_a_table(&stand, &log, UPLINK, &format!("dev {UPLINK}"));
+}
+
+/// A policy names `device` as its uplink, and then the table 100, which leads there `by` it.
+fn go_on_by_a_table(stand: &Stand, log: &Path, device: &str, by: &str) {
+    let by_uplink = format!("egress.uplink = \"{device}\"");
+    let by_table = "egress.table = 100";
+    let (echo, guest) = (echo(stand), stand.guest("tap0"));
+    eventually("the device", || {
+        let text = format!("default = \"allow\"\n{by_uplink}\n");
+        (stand.put_policy("/v1/policies/tunnel", &text) < 300).then_some(())
+    });
+    let body = json!({ "tap": "tap0", "policy": "tunnel" });
+    let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(body));
+    assert!(matches!(status, 200 | 201), "{status} {vm}");
+    let mut stream = connected(&guest, &echo);
+    let own = echo.peers().last().unwrap().ip();
+
+    // Nobody has followed the table until now. There and back again, and without a pause.
+    ip(stand, &format!("route add default {by} table 100"));
+    for egress in [by_table, &by_uplink, by_table] {
+        put_egress(stand, egress);
+        exchange(&guest, &mut stream);
+    }
+    assert_eq!(source(&guest, &echo), own);
+    // Main is not asked any more.
+    let of_main = defaults_by(stand, device);
+    ip(stand, &format!("route del default {by} {of_main}"));
+    comes_from(&guest, &echo, own);
+    exchange(&guest, &mut stream);
+
+    // By its uplink alone, main's other default route says that there is no way by it.
+    ip(stand, &format!("route add default {by} {of_main}"));
+    put_egress(stand, &by_uplink);
+    comes_from(&guest, &echo, own);
+    exchange(&guest, &mut stream);
+    ip(stand, &format!("route del default {by} {of_main}"));
+    is_reset(&guest, &mut stream);
+    assert_eq!(recorded_end(log, &stream), "route");
+    put_egress(stand, by_table);
+    assert_eq!(source(&guest, &echo), own);
+}
+
+/// The metric of the host's default route by a device, as `metric N`; empty: it has none.
+fn defaults_by(stand: &Stand, device: &str) -> String {
+    let family = if stand.cell.is_ipv6() { "-6" } else { "-4" };
+    let mut command = Command::new("ip");
+    command.args([family, "route", "show", "default", "dev", device]);
+    let shown = stand.world().host.output(command).unwrap().stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    let mut words = shown
+        .split_whitespace()
+        .skip_while(|word| *word != "metric");
+    words.next().map_or(String::new(), |_| {
+        format!("metric {}", words.next().unwrap())
+    })
+}
+
+fn flows_of_a_policy_leave_as_the_hosts_rules_say_of_its_mark(cell: Cell) {
+    let (stand, guest, other) = stand(cell, "egress.mark = 0x17");
     let echo = echo(&stand);
-    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    ip(&stand, &format!("route add {}", default(cell)));
     // No rule is about the mark: as the kernel would, by main.
-    comes_from(&guest, &echo, HOST);
-    host.ip("rule add fwmark 0x10/0x30 lookup 100 priority 90")
-        .unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
-    assert_eq!(source(&other, &echo), HOST);
+    comes_from(&guest, &echo, cell.host());
+    ip(&stand, "rule add fwmark 0x10/0x30 lookup 100 priority 90");
+    comes_from(&guest, &echo, cell.second_address());
+    assert_eq!(source(&other, &echo), cell.host());
     let told = why(&stand);
     let explanation = told["explanation"].as_str().unwrap();
     assert!(explanation.contains("those of mark 0x17"), "{told}");
 
-    // Rules by what is not looked at decide nothing, rules about other marks neither.
-    host.ip("rule add fwmark 0x20/0x20 unreachable priority 70")
-        .unwrap();
-    assert_eq!(source(&guest, &echo), SECOND_ADDRESS);
-    host.ip("rule add ipproto tcp dport 7000 lookup main priority 80")
-        .unwrap();
-    eventually("the rule", || {
-        let told = why(&stand);
-        told["outcome"].as_str()?.contains("rule 80").then_some(())
-    });
-    assert!(is_refused(&guest, &echo));
-    host.ip("rule del priority 80").unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
+    // Of rules by what is not looked at the kernel is asked; rules about other marks decide nothing.
+    ip(&stand, "rule add fwmark 0x20/0x20 unreachable priority 70");
+    assert_eq!(source(&guest, &echo), cell.second_address());
+    ip(
+        &stand,
+        "rule add ipproto tcp dport 7000 lookup main priority 80",
+    );
+    comes_from(&guest, &echo, cell.host());
+    let told = why(&stand);
+    let explanation = told["explanation"].as_str().unwrap();
+    assert!(explanation.contains("The kernel was asked"), "{told}");
+    assert!(explanation.contains("rule 80"), "{told}");
+    ip(&stand, "rule del priority 80");
+    comes_from(&guest, &echo, cell.second_address());
 
     // As wg-quick has it: main without its default route, then the tunnel's table for all others.
-    host.ip("rule del priority 90").unwrap();
-    comes_from(&guest, &echo, HOST);
-    host.ip("rule add lookup main suppress_prefixlength 0 priority 91")
-        .unwrap();
-    host.ip("rule add not fwmark 51820 lookup 100 priority 92")
-        .unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
-    assert_eq!(source(&other, &echo), HOST, "the table main alone");
+    ip(&stand, "rule del priority 90");
+    comes_from(&guest, &echo, cell.host());
+    ip(
+        &stand,
+        "rule add lookup main suppress_prefixlength 0 priority 91",
+    );
+    ip(&stand, "rule add not fwmark 51820 lookup 100 priority 92");
+    comes_from(&guest, &echo, cell.second_address());
+    assert_eq!(source(&other, &echo), cell.host(), "the table main alone");
 }
 
-#[test]
-fn flows_of_a_policy_leave_by_its_vrf() {
-    require_root_and_tun!();
-    let (stand, guest, other) = stand("");
+fn flows_of_a_policy_leave_by_its_vrf(cell: Cell) {
+    let (stand, guest, other) = stand(cell, "");
     let host = &stand.world().host;
     let echo = echo(&stand);
     let (status, said) = stand.put_text(
@@ -219,14 +348,22 @@ fn flows_of_a_policy_leave_by_its_vrf() {
     }
     host.ip("link set blue up").unwrap();
     host.ip(&format!("link set {SECOND} master blue")).unwrap();
-    host.ip("route add default via 198.18.1.1 dev up1 vrf blue")
-        .unwrap();
+    if cell.is_ipv6() {
+        // The kernel takes them away with the device's entry.
+        let address = cell.second_address();
+        ip(&stand, &format!("addr add {address}/64 dev {SECOND} nodad"));
+    }
+    let router = cell.second_router();
+    ip(
+        &stand,
+        &format!("route add default via {router} dev up1 vrf blue"),
+    );
     eventually("the VRF", || {
         let text = "default = \"allow\"\negress.table = \"blue\"\n";
         (stand.put_policy("/v1/policies/tunnel", text) == 200).then_some(())
     });
-    comes_from(&guest, &echo, SECOND_ADDRESS);
-    assert_eq!(source(&other, &echo), HOST);
+    comes_from(&guest, &echo, cell.second_address());
+    assert_eq!(source(&other, &echo), cell.host());
     // Without the VRF nothing leaves.
     host.ip("link del blue").unwrap();
     eventually("its end", || is_refused(&guest, &echo).then_some(()));
@@ -236,7 +373,7 @@ fn flows_of_a_policy_leave_by_its_vrf() {
 fn questions_of_a_policys_vms_leave_by_its_routes_too() {
     require_root_and_tun!();
     let by_table = "egress.table = 100\ndns.resolvers = [\"203.0.113.10\"]";
-    let (stand, guest, _other) = stand(by_table);
+    let (stand, guest, _other) = stand(cells::hybrid_ipv4, by_table);
     let (host, net) = (&stand.world().host, &stand.world().net);
     const NAME: &str = "www.example.test";
     let told = Ipv4Addr::new(198, 51, 100, 7);
@@ -252,7 +389,7 @@ fn questions_of_a_policys_vms_leave_by_its_routes_too() {
     assert_eq!(server.udp_queries(NAME), 0);
     // Main leads there no more, and the table does. A rule has the kernel ask it for sockets that
     // are bound to the device.
-    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    ip(&stand, &format!("route add {}", default(stand.cell)));
     host.ip("rule add oif up1 lookup 100 priority 50").unwrap();
     host.ip(&format!("route add blackhole {SERVER}/32"))
         .unwrap();
@@ -260,59 +397,23 @@ fn questions_of_a_policys_vms_leave_by_its_routes_too() {
     assert!(server.udp_queries(NAME) > 0);
 }
 
-#[test]
-fn flows_of_ipv6_leave_by_the_routes_of_the_table_too() {
-    require_root_and_tun!();
-    const SECOND_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x2, 0, 0, 0, 0, 2);
-    let (stand, guest, other) = stand_with("egress.table = 100", &["--ipv6", "nat"]);
-    let world = stand.world();
-    world.give_ipv6().unwrap();
-    enable(&world.host, &[SECOND]).unwrap();
-    enable(&world.net, &["w1"]).unwrap();
-    let address = format!("-6 addr add {SECOND_ADDRESS6}/64 dev {SECOND} nodad");
-    world.host.ip(&address).unwrap();
-    world
-        .net
-        .ip("-6 addr add 2001:db8:2::1/64 dev w1 nodad")
-        .unwrap();
-    [&guest, &other].into_iter().for_each(give_ipv6);
-    let echo =
-        TcpServer::start(&world.net, (IpAddr::from(SERVER6), 7000), TcpService::Echo).unwrap();
-    let peer = |guest: &Guest| -> Option<IpAddr> {
-        let seen = echo.peers().len();
-        guest.run(|| tcp::connect(echo.address(), BRIEFLY)).ok()?;
-        let accepted = || echo.peers().get(seen).map(SocketAddr::ip);
-        Some(eventually("its peer", accepted))
-    };
-    eventually("IPv6 by main", || (peer(&other)? == HOST6).then_some(()));
-    assert_eq!(peer(&guest), None, "the table has no route");
-    world
-        .host
-        .ip("-6 route add default via 2001:db8:2::1 dev up1 table 100")
-        .unwrap();
-    eventually("IPv6 by the table", || {
-        (peer(&guest)? == SECOND_ADDRESS6).then_some(())
-    });
-    assert_eq!(peer(&other), Some(IpAddr::from(HOST6)));
-}
-
-#[test]
-fn a_forward_is_reached_at_the_addresses_of_its_vms_routes_only() {
-    require_root_and_tun!();
-    let (stand, guest, _other) = stand("egress.table = 100");
-    let (host, net) = (&stand.world().host, &stand.world().net);
-    host.ip(&format!("route add {DEFAULT}")).unwrap();
+fn a_forward_is_reached_at_the_addresses_of_its_vms_routes_only(cell: Cell) {
+    let (stand, guest, _other) = stand(cell, "egress.table = 100");
+    let net = &stand.world().net;
+    ip(&stand, &format!("route add {}", default(cell)));
     let forwards = json!({ "forwards": ["tcp:8080:80"] });
     let (status, said) = stand.ask("PATCH", "/v1/vms/a", Some(forwards));
     assert_eq!(status, 200, "{said}");
-    let _echo = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
-    let at_second = at(SECOND_ADDRESS, 8080);
+    // It shows its address, to which the forward leads.
+    assert!(pings(&guest, cell.gateway(), WAIT));
+    let _echo = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
+    let at_second = at(cell.second_address(), 8080);
     let mut stream = eventually("the forward", || {
         net.run(|| tcp::connect(at_second, BRIEFLY)).ok()
     });
     EchoSession::new(&mut stream).round(10_000).unwrap();
     // Its answers would leave by the other device.
-    let at_main = net.run(|| tcp::connect_outcome(at(HOST, 8080), BRIEFLY));
+    let at_main = net.run(|| tcp::connect_outcome(at(cell.host(), 8080), BRIEFLY));
     let at_main = at_main.unwrap();
     assert!(
         matches!(at_main, ConnectOutcome::TimedOut(_)),
@@ -323,24 +424,22 @@ fn a_forward_is_reached_at_the_addresses_of_its_vms_routes_only() {
     assert!(refused.is_some_and(|count| count > 0), "{stats}");
 }
 
-#[test]
-fn an_uplink_leaves_its_routes_of_a_table_only() {
-    require_root_and_tun!();
+fn an_uplink_leaves_its_routes_of_a_table_only(cell: Cell) {
     let both = "egress.table = 100\negress.uplink = \"up1\"";
-    let (stand, guest, _other) = stand(both);
+    let (stand, guest, _other) = stand(cell, both);
     let host = &stand.world().host;
     let echo = echo(&stand);
-    host.ip(&format!(
-        "route add default via {ROUTER} dev {UPLINK} table 100 metric 9"
-    ))
-    .unwrap();
+    let router = cell.router();
+    let by_first = format!("route add default via {router} dev {UPLINK} table 100 metric 9");
+    ip(&stand, &by_first);
     assert!(is_refused(&guest, &echo));
-    host.ip(&format!("route add {DEFAULT} metric 99")).unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
+    ip(&stand, &format!("route add {} metric 99", default(cell)));
+    comes_from(&guest, &echo, cell.second_address());
     host.ip(&format!("link del {SECOND}")).unwrap();
     eventually("its end", || is_refused(&guest, &echo).then_some(()));
-    add_second_uplink(stand.world());
-    host.ip(&format!("route add {DEFAULT} metric 99")).unwrap();
-    comes_from(&guest, &echo, SECOND_ADDRESS);
-    assert!(echo.peers().iter().all(|peer| *peer.ip() == SECOND_ADDRESS));
+    add_second(&stand);
+    ip(&stand, &format!("route add {} metric 99", default(cell)));
+    comes_from(&guest, &echo, cell.second_address());
+    let second = cell.second_address();
+    assert!(echo.peers().iter().all(|peer| peer.ip() == second));
 }

@@ -20,7 +20,10 @@ use slipgate_testbed::{
     world::{SERVER, SERVER_2},
 };
 
-use crate::{WAIT, at, eventually, unprivileged::Place};
+use crate::{
+    WAIT, at, eventually,
+    unprivileged::{Place, flow_ends},
+};
 
 /// Exit status of the command.
 const STATUS: i32 = 7;
@@ -132,12 +135,7 @@ fn a_user_without_privileges_runs_a_command_behind_a_policy() {
     exec.stdin.as_mut().unwrap().write_all(b"cut\n").unwrap();
     assert_eq!(exec.wait().unwrap().code(), Some(STATUS));
 
-    let records = fs::read_to_string(&log).unwrap();
-    let ends: Vec<serde_json::Value> = records
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .filter(|record: &serde_json::Value| record["event"] == "flow_end")
-        .collect();
+    let (records, ends) = flow_ends(&log);
     let cut = ends.iter().find(|record| record["guest"] == guest.as_str());
     assert_eq!(
         cut.map(|record| &record["end"]),

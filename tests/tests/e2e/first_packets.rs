@@ -1,16 +1,23 @@
 //! First packets that come by the ring in shared memory: those of real stacks, and over a kill.
 
 use std::{
-    net::{Ipv4Addr, UdpSocket},
+    net::UdpSocket,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
 
 use slipgate_abi::OwnerRef;
 use slipgate_control::SharedMaps;
-use slipgate_testbed::{Guest, clients::tcp, require_root_and_tun, world::SERVER};
+use slipgate_testbed::{Guest, clients::tcp};
 
-use crate::{WAIT, daemon::Stand, eventually, stand::maps};
+use crate::{Cell, WAIT, daemon::Stand, eventually, matrix::matrix, stand::maps};
+
+matrix! {
+    connections_are_made_while_first_packets_come_by_the_ring: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
+    a_killed_engines_ring_is_used_again_and_no_credit_is_lost: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
+}
 
 /// Ports to which a flood sends, some of them the server's world drops.
 const FLOOD_PORTS: std::ops::Range<u16> = 20_000..60_000;
@@ -29,7 +36,7 @@ fn by_ring(maps: &SharedMaps) -> u64 {
 }
 
 /// Sends first packets of flows from the guest as fast as it can, while `body` runs.
-fn under_flood<T: Send>(guest: &Guest, body: impl FnOnce() -> T + Send) -> T {
+fn under_flood<T: Send>(stand: &Stand, guest: &Guest, body: impl FnOnce() -> T + Send) -> T {
     /// Ends the flood, also when `body` panics: the scope waits for its thread.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
@@ -39,17 +46,18 @@ fn under_flood<T: Send>(guest: &Guest, body: impl FnOnce() -> T + Send) -> T {
     }
 
     let is_over = AtomicBool::new(false);
+    let (any, server) = (stand.cell.family.unspecified(), stand.cell.server());
     thread::scope(|scope| {
         let _over = Over(&is_over);
         scope.spawn(|| {
             guest.run(|| {
-                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+                let socket = UdpSocket::bind((any, 0)).unwrap();
                 for port in FLOOD_PORTS.cycle() {
                     if is_over.load(Relaxed) {
                         break;
                     }
                     // A full queue of its own device is no matter.
-                    let _ = socket.send_to(b"first", (SERVER, port));
+                    let _ = socket.send_to(b"first", (server, port));
                 }
             });
         });
@@ -57,16 +65,14 @@ fn under_flood<T: Send>(guest: &Guest, body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-#[test]
-fn connections_are_made_while_first_packets_come_by_the_ring() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn connections_are_made_while_first_packets_come_by_the_ring(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let (flooding, guest) = (stand.guest("tap0"), stand.guest("tap1"));
     stand.vm(&["add", "a", "--tap", "tap0"]);
     stand.vm(&["add", "b", "--tap", "tap1"]);
     drop(stand.connect(&guest));
     let maps = maps(stand.daemon.pins());
-    under_flood(&flooding, || {
+    under_flood(&stand, &flooding, || {
         eventually("the ring is in use", || {
             (by_ring(&maps) > 1_000).then_some(())
         });
@@ -82,17 +88,15 @@ fn connections_are_made_while_first_packets_come_by_the_ring() {
     });
 }
 
-#[test]
-fn a_killed_engines_ring_is_used_again_and_no_credit_is_lost() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_killed_engines_ring_is_used_again_and_no_credit_is_lost(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     stand.vm(&["add", "a", "--tap", "tap0"]);
     let mut stream = stand.connect(&guest);
     let maps = maps(stand.daemon.pins());
     let engine = || stand.daemon.children_named("slipgate-engine");
     let old = engine();
-    let killed_at = under_flood(&guest, || {
+    let killed_at = under_flood(&stand, &guest, || {
         eventually("the ring is in use", || {
             (by_ring(&maps) > 1_000).then_some(())
         });

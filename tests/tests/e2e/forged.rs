@@ -1,7 +1,7 @@
 //! Attacks on forwards by a neighbour on the uplink's link, or by a sender with forged sources.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -10,14 +10,14 @@ use slipgate_testbed::{
     Capture, LinkSender,
     clients::{tcp, udp, udp::UdpOutcome},
     frame::{FrameBuilder, Packet, tcp_flags},
-    kernel_view, require_root_and_tun,
+    kernel_view,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     streams::Receipt,
-    world::{HOST, WORLD_LINK},
+    world::WORLD_LINK,
 };
 
 use crate::{
-    Cell, GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, eventually,
+    Cell, GATEWAY_MAC, GUEST_MAC, Stand, WAIT, eventually,
     matrix::{at, matrix},
 };
 
@@ -25,6 +25,8 @@ matrix! {
     a_forward_of_loopback_is_the_hosts_alone: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "every client of a forward is relayed (exec.md)";
     a_forged_client_of_a_forward_opens_no_way_out: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "every client of a forward is relayed (exec.md)";
+    a_flood_of_forged_syns_shuts_no_client_of_a_forward_out: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "every client of a forward is relayed (exec.md)";
 }
 
@@ -194,25 +196,29 @@ fn strangers(cell: Cell) -> (Vec<IpAddr>, IpAddr) {
     (never.collect(), private.parse().unwrap())
 }
 
+/// The address of the Internet's behind which nobody is, by number.
+fn nobody(cell: Cell, number: u64) -> IpAddr {
+    let number = number as u32;
+    let [_, high, middle, low] = number.to_be_bytes();
+    let ipv6 = Ipv6Addr::new(0x2a0b, 0, 0, 0, 0, 0, (number >> 16) as u16, number as u16);
+    cell.family
+        .choose(Ipv4Addr::new(11, high, middle, low), ipv6)
+}
+
 /// Forged SYNs a second.
 const FLOOD: u64 = 300;
 /// Time that a client has to connect: four SYNs. With many more, luck alone would do.
 const SERVED_WITHIN: Duration = Duration::from_secs(10);
 
-#[test]
-fn a_flood_of_forged_syns_shuts_no_client_of_a_forward_out() {
-    require_root_and_tun!();
+fn a_flood_of_forged_syns_shuts_no_client_of_a_forward_out(cell: Cell) {
     // The world's share of the flows is full after 5 s; then its rate is a quarter of the flood.
     for rate in ["2000", "100"] {
-        let stand = Stand::new(&[
-            "--forward",
-            "tcp:8080:80",
-            "--max-flows",
-            "2000",
-            "--new-flows-per-second",
-            rate,
-        ]);
-        let server = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Close).unwrap();
+        let args = ["--forward", "tcp:8080:80", "--max-flows", "2000"];
+        let args = [&args[..], &["--new-flows-per-second", rate]].concat();
+        let stand = Stand::with_known_guest(cell, &args);
+        let inside = (cell.guest(), 80);
+        let server = TcpServer::start(&stand.guest.ns, inside, TcpService::Close).unwrap();
+        let forward = at(cell.host(), 8080);
         let neighbour = LinkSender::new(&stand.world).unwrap();
         let (over, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let connected = std::thread::scope(|scope| {
@@ -222,9 +228,9 @@ fn a_flood_of_forged_syns_shuts_no_client_of_a_forward_out() {
                     let number = sent.load(Relaxed);
                     let due = begun + Duration::from_nanos(number * 1_000_000_000 / FLOOD);
                     std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                    let [_, high, middle, low] = (number as u32).to_be_bytes();
-                    let source = Ipv4Addr::new(11, high, middle, low);
-                    neighbour.send(&syn((source, 999), (HOST, 8080))).unwrap();
+                    let source = nobody(cell, number);
+                    let forged = syn((source, 999), (forward.ip(), forward.port()));
+                    neighbour.send(&forged).unwrap();
                     sent.store(number + 1, Relaxed);
                 }
             });
@@ -233,7 +239,7 @@ fn a_flood_of_forged_syns_shuts_no_client_of_a_forward_out() {
                 .map(|_| {
                     std::thread::sleep(Duration::from_millis(100));
                     let net = &stand.world.net;
-                    scope.spawn(|| net.run(|| tcp::connect_close(at(HOST, 8080), SERVED_WITHIN)))
+                    scope.spawn(|| net.run(|| tcp::connect_close(forward, SERVED_WITHIN)))
                 })
                 .collect();
             let ended = clients.into_iter().map(|client| client.join().unwrap());

@@ -12,10 +12,11 @@ use std::{
 };
 
 use slipgate_testbed::{
-    Direction, NetNs,
+    Direction, GUEST_DEVICE, GuestConfig, NetNs, WorldConfig,
     census::Census,
     clients::{tcp, udp, udp::UdpOutcome},
-    pump::Fate,
+    pump::{Fate, SeenFrame},
+    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     streams::Receipt,
     turns,
@@ -24,7 +25,7 @@ use slipgate_testbed::{
 };
 
 use crate::{
-    Cell, Stand, WAIT, eventually,
+    Cell, GATEWAY, GUEST, GUEST_MAC, Stand, WAIT, eventually,
     matrix::{at, matrix, refused_start},
 };
 
@@ -112,6 +113,35 @@ fn a_forward_from_the_uplink_runs_in_the_kernel(cell: Cell) {
 }
 
 /// From the host itself in each mode; from the world in user mode.
+/// A stack takes no segment that comes in a frame to all, so the client's SYN would have to come again,
+/// after a second.
+#[test]
+fn a_guest_that_has_sent_nothing_is_found_before_its_first_connection() {
+    require_root_and_tun!();
+    let guest = GuestConfig::new("tap0").unconfigured();
+    let forward = ["--forward", "tap0=tcp:8080:80"];
+    let stand = Stand::with(WorldConfig::default(), guest, &forward);
+    let (ns, frames) = (&stand.guest.ns, stand.guest.frames().unwrap());
+    // It answers to its address from now on, and says nothing by itself.
+    ns.ip(&format!("addr add {GUEST}/24 dev {GUEST_DEVICE}"))
+        .unwrap();
+    ns.ip(&format!(
+        "route add default via {GATEWAY} dev {GUEST_DEVICE}"
+    ))
+    .unwrap();
+    let _server = TcpServer::start(ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let connect = || tcp::connect(crate::at(HOST, 8_080), WAIT);
+    stand.world.net.run(connect).unwrap();
+    let seen = frames.drain();
+    let to_port = |frame: &&SeenFrame| {
+        let bytes = &frame.bytes;
+        bytes[12..14] == [0x08, 0x00] && bytes[23] == 6 && bytes[36..38] == 80_u16.to_be_bytes()
+    };
+    let segments: Vec<_> = seen.iter().filter(to_port).collect();
+    assert!(!segments.is_empty());
+    assert!(segments.iter().all(|frame| frame.bytes[..6] == GUEST_MAC));
+}
+
 fn a_forward_is_relayed_where_the_kernel_does_not_carry_it(cell: Cell) {
     let flags = ["--forward", "tcp:8080:80", "--forward", "udp:5353:5300"];
     let mut stand = Stand::with_known_guest(cell, &flags);

@@ -1,50 +1,61 @@
-//! Pools of source addresses, VMs' own addresses, and uplinks that policies name.
+//! Pools of source addresses, VMs' own addresses, and policies that name them with an uplink.
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Read as _,
-    net::{Ipv4Addr, TcpStream},
+    net::{IpAddr, TcpStream},
 };
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    Guest, World, WorldConfig,
+    Guest,
     clients::{
-        IcmpError, icmp, tcp,
+        IcmpError, tcp,
         tcp::{ConnectOutcome, EchoSession},
         udp,
         udp::UdpOutcome,
     },
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::{HOST, ROUTER, SERVER, Uplink},
+    world::UPLINK,
 };
 
 use crate::{
-    BRIEFLY, GUEST, WAIT,
+    BRIEFLY, Cell, WAIT,
     api::Stand,
-    at, eventually,
-    stand::{SECOND, SECOND_ADDRESS, add_second_uplink},
+    eventually,
+    matrix::{add_address, at, cells, matrix, pings, remove_address},
+    stand::SECOND,
 };
 
-/// Two addresses that the host has besides its first one, and two more.
-const POOL: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 8), Ipv4Addr::new(198, 18, 0, 9)];
-const OTHERS: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 12), Ipv4Addr::new(198, 18, 0, 13)];
-/// A prefix that is routed to the host.
-const ROUTED: &str = "203.0.112.0/30";
+matrix! {
+    rfc4787_req_2_all_that_a_vm_sends_comes_from_the_address_it_is_paired_with: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+    a_vm_keeps_its_address_when_another_engine_takes_over_and_when_the_pool_grows: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+    a_policy_that_takes_the_address_away_ends_the_flow_and_gives_another: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+    two_addresses_carry_twice_the_connections_to_one_server: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+    a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+    an_address_that_the_host_loses_is_given_up_and_none_steps_in_for_the_pool: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+    a_policy_names_the_uplink_and_the_address_of_its_vms: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host chooses the addresses of its sockets (policy.md)";
+}
 
 fn policy_with(addresses: &str) -> String {
     format!("default = \"allow\"\nnat_addresses = [{addresses}]\n")
 }
 
 /// A daemon on a host with all these addresses, with a policy `web` for two of them.
-fn stand(more: &[&str]) -> Stand {
-    let stand = Stand::with(more);
-    let host = &stand.world().host;
-    for address in POOL.iter().chain(&OTHERS) {
-        host.ip(&format!("addr add {address}/32 dev up0")).unwrap();
+fn stand(cell: Cell, more: &[&str]) -> Stand {
+    let stand = Stand::of(cell, more);
+    for address in cell.pool().into_iter().chain(cell.others()) {
+        add_address(stand.world(), address, UPLINK);
     }
     eventually("the addresses", || {
-        let text = policy_with("\"198.18.0.8/31\"");
+        let text = policy_with(cell.pool_prefix());
         matches!(stand.put_policy("/v1/policies/web", &text), 200 | 201).then_some(())
     });
     stand
@@ -56,11 +67,12 @@ fn put(stand: &Stand, name: &str, body: Value) -> Value {
     vm
 }
 
-fn echo(stand: &Stand) -> TcpServer {
-    TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap()
+fn echo(stand: &Stand) -> TcpServer<IpAddr> {
+    let at = (stand.cell.server(), 7000);
+    TcpServer::start(&stand.world().net, at, TcpService::Echo).unwrap()
 }
 
-fn connected(guest: &Guest, echo: &TcpServer) -> TcpStream {
+fn connected(guest: &Guest, echo: &TcpServer<IpAddr>) -> TcpStream {
     let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     guest
         .run(|| EchoSession::new(&mut stream).round(10_000))
@@ -69,25 +81,23 @@ fn connected(guest: &Guest, echo: &TcpServer) -> TcpStream {
 }
 
 /// The address from which the server sees a new connection of the guest.
-fn source(guest: &Guest, echo: &TcpServer) -> Ipv4Addr {
+fn source(guest: &Guest, echo: &TcpServer<IpAddr>) -> IpAddr {
     drop(connected(guest, echo));
-    *echo.peers().last().unwrap().ip()
+    echo.peers().last().unwrap().ip()
 }
 
-#[test]
-fn rfc4787_req_2_all_that_a_vm_sends_comes_from_the_address_it_is_paired_with() {
-    require_root_and_tun!();
-    let stand = stand(&[]);
+fn rfc4787_req_2_all_that_a_vm_sends_comes_from_the_address_it_is_paired_with(cell: Cell) {
+    let stand = stand(cell, &[]);
     let net = &stand.world().net;
     let echo = echo(&stand);
-    let datagrams = UdpServer::start(net, (SERVER, 7), UdpService::Echo).unwrap();
+    let datagrams = UdpServer::start(net, (cell.server(), 7), UdpService::Echo).unwrap();
     datagrams.allow_fragments().unwrap();
     let mut seen = BTreeSet::new();
     for (name, tap) in [("a", "tap0"), ("b", "tap1"), ("c", "tap2"), ("d", "tap3")] {
         let guest = stand.guest(tap);
         put(&stand, name, json!({ "tap": tap, "policy": "web" }));
         let own = source(&guest, &echo);
-        assert!(POOL.contains(&own), "{own}");
+        assert!(cell.pool().contains(&own), "{own}");
         for _ in 0..3 {
             assert_eq!(source(&guest, &echo), own);
         }
@@ -100,43 +110,47 @@ fn rfc4787_req_2_all_that_a_vm_sends_comes_from_the_address_it_is_paired_with() 
                 "{outcome:?}"
             );
         }
-        let closed = guest.run(|| udp::probe(at(SERVER, 9), b"x", WAIT)).unwrap();
-        let unreachable = IcmpError { kind: 3, code: 3 };
+        let closed = guest
+            .run(|| udp::probe(at(cell.server(), 9), b"x", WAIT))
+            .unwrap();
+        let [_, (kind, code)] = cell.unreachable();
+        let unreachable = IcmpError { kind, code };
         assert!(
             matches!(closed, UdpOutcome::Refused(error, _) if error == unreachable),
             "{closed:?}"
         );
-        let expired = guest.run(|| icmp::ping_with_ttl(SERVER, 1, 32, 2, WAIT));
-        assert_eq!(expired.unwrap().replies.len(), 1);
-        let now: BTreeSet<Ipv4Addr> = datagrams.peers().keys().map(|peer| *peer.ip()).collect();
+        assert!(pings(&guest, cell.server(), WAIT));
+        let now: BTreeSet<IpAddr> = datagrams.peers().keys().map(|peer| peer.ip()).collect();
         seen.insert(own);
         assert_eq!(now, seen, "datagrams come from no other address");
-        let why = format!("/v1/vms/{name}/why?address={SERVER}&port=7000");
+        let why = format!("/v1/vms/{name}/why?address={}&port=7000", cell.server());
         let (_, why) = stand.ask("GET", &why, None);
         let via = why["via"].as_str().unwrap_or_default();
-        assert!(via.starts_with(&format!("{own} by {ROUTER} ")), "{why}");
+        assert!(
+            via.starts_with(&format!("{own} by {} ", cell.router())),
+            "{why}"
+        );
         let told = why["explanation"].as_str().unwrap_or_default();
         assert!(told.contains(&format!("{own}, the one of 2")), "{why}");
     }
-    assert_eq!(seen, BTreeSet::from(POOL), "both have VMs");
+    assert_eq!(seen, BTreeSet::from(cell.pool()), "both have VMs");
 }
 
-#[test]
-fn a_vm_keeps_its_address_when_another_engine_takes_over_and_when_the_pool_grows() {
-    require_root_and_tun!();
-    let stand = stand(&[]);
+fn a_vm_keeps_its_address_when_another_engine_takes_over_and_when_the_pool_grows(cell: Cell) {
+    let stand = stand(cell, &[]);
     let echo = echo(&stand);
     let guest = stand.guest("tap0");
     put(&stand, "a", json!({ "tap": "tap0", "policy": "web" }));
     let mut stream = connected(&guest, &echo);
-    let own = *echo.peers().last().unwrap().ip();
+    let own = echo.peers().last().unwrap().ip();
     let mut echoes = || {
         guest
             .run(|| EchoSession::new(&mut stream).round(10_000))
             .unwrap()
     };
     // Larger pools would give one VM in two another address.
-    let larger = policy_with("\"198.18.0.8/31\", \"198.18.0.12/31\"");
+    let both = [cell.pool_prefix(), cell.others_prefix()].join(", ");
+    let larger = policy_with(&both);
     assert_eq!(stand.put_policy("/v1/policies/web", &larger), 200);
     assert_eq!(source(&guest, &echo), own);
     stand.signal_engine(libc::SIGKILL);
@@ -148,42 +162,38 @@ fn a_vm_keeps_its_address_when_another_engine_takes_over_and_when_the_pool_grows
     echoes();
 }
 
-#[test]
-fn a_policy_that_takes_the_address_away_ends_the_flow_and_gives_another() {
-    require_root_and_tun!();
-    let stand = stand(&[]);
+fn a_policy_that_takes_the_address_away_ends_the_flow_and_gives_another(cell: Cell) {
+    let stand = stand(cell, &[]);
     let echo = echo(&stand);
     let (guest, other) = (stand.guest("tap0"), stand.guest("tap1"));
     put(&stand, "a", json!({ "tap": "tap0", "policy": "web" }));
     put(&stand, "other", json!({ "tap": "tap1" }));
     let mut stream = connected(&guest, &echo);
     let mut others = connected(&other, &echo);
-    assert_eq!(*echo.peers().last().unwrap().ip(), HOST);
-    let text = policy_with("\"198.18.0.12/31\"");
+    assert_eq!(echo.peers().last().unwrap().ip(), cell.host());
+    let text = policy_with(cell.others_prefix());
     let (status, put) = stand.put_text("/v1/policies/web", &text);
     assert_eq!((status, put["cut"].as_u64()), (200, Some(1)), "{put}");
     let ended = guest.run(|| stream.read(&mut [0; 16]));
     assert!(ended.is_err(), "{ended:?}");
-    assert!(OTHERS.contains(&source(&guest, &echo)));
+    assert!(cell.others().contains(&source(&guest, &echo)));
     other
         .run(|| EchoSession::new(&mut others).round(10_000))
         .unwrap();
 
     // A policy may leave flows where they are.
     let mut stream = connected(&guest, &echo);
-    let text = format!("on_reload = \"keep\"\n{}", policy_with("\"198.18.0.8/31\""));
+    let text = format!("on_reload = \"keep\"\n{}", policy_with(cell.pool_prefix()));
     let (status, put) = stand.put_text("/v1/policies/web", &text);
     assert_eq!((status, put["cut"].as_u64()), (200, Some(0)), "{put}");
     guest
         .run(|| EchoSession::new(&mut stream).round(10_000))
         .unwrap();
-    assert!(POOL.contains(&source(&guest, &echo)));
+    assert!(cell.pool().contains(&source(&guest, &echo)));
 }
 
-#[test]
-fn two_addresses_carry_twice_the_connections_to_one_server() {
-    require_root_and_tun!();
-    let stand = stand(&["--nat-ports", "61000-61007"]);
+fn two_addresses_carry_twice_the_connections_to_one_server(cell: Cell) {
+    let stand = stand(cell, &["--nat-ports", "61000-61007"]);
     let echo = echo(&stand);
     let taps = [("a", "tap0"), ("b", "tap1"), ("c", "tap2"), ("d", "tap3")];
     let guests: Vec<Guest> = taps.iter().map(|(_, tap)| stand.guest(tap)).collect();
@@ -196,13 +206,13 @@ fn two_addresses_carry_twice_the_connections_to_one_server() {
             open.extend(guest.run(|| tcp::connect(echo.address(), BRIEFLY)));
         }
     }
-    let mut seen = BTreeMap::<Ipv4Addr, usize>::new();
+    let mut seen = BTreeMap::<IpAddr, usize>::new();
     for peer in echo.peers() {
-        *seen.entry(*peer.ip()).or_default() += 1;
+        *seen.entry(peer.ip()).or_default() += 1;
     }
     assert_eq!(
         seen,
-        POOL.map(|address| (address, 8)).into(),
+        cell.pool().map(|address| (address, 8)).into(),
         "all ports of each"
     );
     assert_eq!(open.len(), 16);
@@ -212,18 +222,17 @@ fn two_addresses_carry_twice_the_connections_to_one_server() {
     assert!(refused.sum::<u64>() >= 36 - 16, "{stats}");
 }
 
-#[test]
-fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too() {
-    require_root_and_tun!();
-    let stand = stand(&[]);
+fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too(cell: Cell) {
+    let stand = stand(cell, &[]);
     let (host, net) = (&stand.world().host, &stand.world().net);
-    host.ip(&format!("route add local {ROUTED} dev lo"))
+    let (routed, own) = cell.routed();
+    host.ip(&format!("route add local {routed} dev lo"))
         .unwrap();
-    net.ip(&format!("route add {ROUTED} via {HOST}")).unwrap();
-    let own = Ipv4Addr::new(203, 0, 112, 1);
+    net.ip(&format!("route add {routed} via {}", cell.host()))
+        .unwrap();
     let echo = echo(&stand);
     let guest = stand.guest("tap0");
-    let _service = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let _service = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
     let body = json!({ "tap": "tap0", "nat_addresses": [own], "forwards": ["tcp:8080:80"] });
     let vm = eventually("the route", || {
         let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(body.clone()));
@@ -231,21 +240,21 @@ fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too() {
     });
     assert_eq!(vm["nat_addresses"], json!([own]));
     assert_eq!(source(&guest, &echo), own);
-    for address in [own, HOST] {
+    for address in [own, cell.host()] {
         let mut stream = net.run(|| tcp::connect(at(address, 8080), WAIT)).unwrap();
         net.run(|| EchoSession::new(&mut stream).round(10_000))
             .unwrap();
     }
     // It is no other VM's, and no policy's.
     let _other = stand.guest("tap1");
-    let body = json!({ "tap": "tap1", "nat_addresses": [ROUTED] });
+    let body = json!({ "tap": "tap1", "nat_addresses": [routed] });
     let (status, problem) = stand.ask("PUT", "/v1/vms/b", Some(body));
     let detail = problem["detail"].as_str().unwrap_or_default();
     assert!(
-        status == 409 && detail.contains("203.0.112.1: a has it"),
+        status == 409 && detail.contains(&format!("{own}: a has it")),
         "{status} {problem}"
     );
-    let text = policy_with("\"203.0.112.1\"");
+    let text = policy_with(&format!("\"{own}\""));
     let (status, problem) = stand.put_text("/v1/policies/other", &text);
     let detail = problem["detail"].as_str().unwrap_or_default();
     assert!(
@@ -253,7 +262,7 @@ fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too() {
         "{status} {problem}"
     );
     // Nor may a VM take one of a policy for itself.
-    let body = json!({ "tap": "tap1", "nat_addresses": [POOL[0]] });
+    let body = json!({ "tap": "tap1", "nat_addresses": [cell.pool()[0]] });
     let (status, problem) = stand.ask("PUT", "/v1/vms/b", Some(body));
     let detail = problem["detail"].as_str().unwrap_or_default();
     assert!(
@@ -269,13 +278,13 @@ fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too() {
             "{status} {problem}"
         );
     };
-    let named = format!("tcp:{own}:9000:80");
+    let named = format!("tcp:{}:80", at(own, 9000));
     refuses(
         json!({ "tap": "tap1", "forwards": [named] }),
         "a has that address for itself",
     );
-    let third = OTHERS[0];
-    let named = format!("tcp:{third}:9000:80");
+    let third = cell.others()[0];
+    let named = format!("tcp:{}:80", at(third, 9000));
     let (status, vm) = stand.ask(
         "PATCH",
         "/v1/vms/a",
@@ -293,25 +302,23 @@ fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too() {
     guest
         .run(|| EchoSession::new(&mut stream).round(10_000))
         .unwrap();
-    assert_eq!(source(&guest, &echo), HOST);
+    assert_eq!(source(&guest, &echo), cell.host());
 }
 
-#[test]
-fn an_address_that_the_host_loses_is_given_up_and_none_steps_in_for_the_pool() {
-    require_root_and_tun!();
-    let stand = stand(&[]);
-    let host = &stand.world().host;
+fn an_address_that_the_host_loses_is_given_up_and_none_steps_in_for_the_pool(cell: Cell) {
+    let stand = stand(cell, &[]);
     let echo = echo(&stand);
     let guest = stand.guest("tap0");
     put(&stand, "a", json!({ "tap": "tap0", "policy": "web" }));
     let own = source(&guest, &echo);
-    let other = POOL[usize::from(own == POOL[0])];
-    host.ip(&format!("addr del {own}/32 dev up0")).unwrap();
+    let pool = cell.pool();
+    let other = pool[usize::from(own == pool[0])];
+    remove_address(stand.world(), own, UPLINK);
     eventually("the other address", || {
         let connected = guest.run(|| tcp::connect(echo.address(), BRIEFLY)).is_ok();
-        (connected && *echo.peers().last()?.ip() == other).then_some(())
+        (connected && echo.peers().last()?.ip() == other).then_some(())
     });
-    host.ip(&format!("addr del {other}/32 dev up0")).unwrap();
+    remove_address(stand.world(), other, UPLINK);
     let refused = || {
         let (_, stats) = stand.ask("GET", "/v1/stats", None);
         stats["vms"][0]["refused"]["no_address"]
@@ -322,8 +329,8 @@ fn an_address_that_the_host_loses_is_given_up_and_none_steps_in_for_the_pool() {
         let _ = guest.run(|| tcp::connect_outcome(echo.address(), BRIEFLY));
         (refused() > 0).then_some(())
     });
-    assert!(echo.peers().iter().all(|peer| POOL.contains(peer.ip())));
-    let why = format!("/v1/vms/a/why?address={SERVER}&port=7000");
+    assert!(echo.peers().iter().all(|peer| pool.contains(&peer.ip())));
+    let why = format!("/v1/vms/a/why?address={}&port=7000", cell.server());
     let (_, why) = stand.ask("GET", &why, None);
     assert_eq!(why["refusal"], "no_address", "{why}");
 }
@@ -331,7 +338,7 @@ fn an_address_that_the_host_loses_is_given_up_and_none_steps_in_for_the_pool() {
 #[test]
 fn what_is_not_there_is_refused_with_a_remedy() {
     require_root_and_tun!();
-    let stand = stand(&[]);
+    let stand = stand(cells::hybrid_ipv4, &[]);
     let _guest = stand.guest("tap0");
     let says = |(status, problem): (u16, Value), words: &[&str]| {
         let detail = problem["detail"].as_str().unwrap_or_default().to_owned();
@@ -360,24 +367,15 @@ fn what_is_not_there_is_refused_with_a_remedy() {
     assert!(!policies.to_string().contains("new"), "{policies}");
 }
 
-/// A second uplink, by which main leads to the world if it leads there by no other.
-fn add_second(world: &World) {
-    add_second_uplink(world);
-    let host = &world.host;
-    host.ip(&format!(
-        "route add default via 198.18.1.1 dev {SECOND} metric 9000"
-    ))
-    .unwrap();
-}
-
-#[test]
-fn a_policy_names_the_uplink_and_the_address_of_its_vms() {
-    require_root_and_tun!();
-    let stand = Stand::new();
-    add_second(stand.world());
+fn a_policy_names_the_uplink_and_the_address_of_its_vms(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let second = cell.second_of_two();
+    let add_second = || {
+        cell.add_second_uplink(stand.world());
+        add_address(stand.world(), second, SECOND);
+    };
+    add_second();
     let host = &stand.world().host;
-    host.ip(&format!("addr add 198.18.1.8/32 dev {SECOND}"))
-        .unwrap();
     let echo = echo(&stand);
     let (guest, other) = (stand.guest("tap0"), stand.guest("tap1"));
     let by = format!("default = \"allow\"\negress.uplink = \"{SECOND}\"\n");
@@ -386,14 +384,14 @@ fn a_policy_names_the_uplink_and_the_address_of_its_vms() {
     });
     put(&stand, "a", json!({ "tap": "tap0", "policy": "tunnel" }));
     put(&stand, "b", json!({ "tap": "tap1" }));
-    assert_eq!(source(&guest, &echo), SECOND_ADDRESS);
-    assert_eq!(source(&other, &echo), HOST);
+    assert_eq!(source(&guest, &echo), cell.second_address());
+    assert_eq!(source(&other, &echo), cell.host());
     let mut stream = connected(&guest, &echo);
-    let with_address = format!("{by}nat_addresses = [\"198.18.1.8\"]\n");
+    let with_address = format!("{by}nat_addresses = [\"{second}\"]\n");
     assert_eq!(stand.put_policy("/v1/policies/tunnel", &with_address), 200);
     let ended = guest.run(|| stream.read(&mut [0; 16]));
     assert!(ended.is_err(), "{ended:?}");
-    assert_eq!(source(&guest, &echo), Ipv4Addr::new(198, 18, 1, 8));
+    assert_eq!(source(&guest, &echo), second);
 
     // The device goes: no flow leaves by another. It comes back.
     let lacks = || {
@@ -407,54 +405,23 @@ fn a_policy_names_the_uplink_and_the_address_of_its_vms() {
     eventually("its end", || lacks().then_some(()));
     let outcome = guest.run(|| tcp::connect_outcome(echo.address(), BRIEFLY));
     assert!(!matches!(outcome.unwrap(), ConnectOutcome::Connected(_)));
-    add_second(stand.world());
-    host.ip(&format!("addr add 198.18.1.8/32 dev {SECOND}"))
-        .unwrap();
+    add_second();
     eventually("the uplink", || {
         guest.run(|| tcp::connect(echo.address(), BRIEFLY)).ok()
     });
     assert!(!lacks());
-    assert_eq!(source(&guest, &echo), Ipv4Addr::new(198, 18, 1, 8));
+    assert_eq!(source(&guest, &echo), second);
 
     // The VM's own definition comes before its policy, and the policy may name none any more.
     let (status, _) = stand.ask("PATCH", "/v1/vms/a", Some(json!({ "policy": null })));
     assert_eq!(status, 200);
-    assert_eq!(source(&guest, &echo), HOST);
+    assert_eq!(source(&guest, &echo), cell.host());
     let (status, _) = stand.ask("PATCH", "/v1/vms/a", Some(json!({ "policy": "tunnel" })));
     assert_eq!(status, 200);
-    assert_eq!(source(&guest, &echo), Ipv4Addr::new(198, 18, 1, 8));
+    assert_eq!(source(&guest, &echo), second);
     assert_eq!(
         stand.put_policy("/v1/policies/tunnel", "default = \"allow\"\n"),
         200
     );
-    assert_eq!(source(&guest, &echo), HOST);
-}
-
-#[test]
-fn a_policy_leads_into_a_tunnel_without_l2() {
-    require_root_and_tun!();
-    let world = World::with(WorldConfig {
-        uplink: Uplink::Tun,
-        ..WorldConfig::default()
-    })
-    .unwrap();
-    add_second(&world);
-    let stand = Stand::of(world, SECOND, &[]);
-    let echo = echo(&stand);
-    let guest = stand.guest("tap0");
-    let text = "default = \"allow\"\nnat_addresses = [\"198.18.0.8\"]\negress.uplink = \"up0\"\n";
-    stand
-        .world()
-        .host
-        .ip("addr add 198.18.0.8/32 dev up0")
-        .unwrap();
-    eventually("the address", || {
-        matches!(stand.put_policy("/v1/policies/tunnel", text), 200 | 201).then_some(())
-    });
-    put(&stand, "a", json!({ "tap": "tap0", "policy": "tunnel" }));
-    assert_eq!(source(&guest, &echo), POOL[0]);
-    let mut stream = connected(&guest, &echo);
-    guest
-        .run(|| EchoSession::new(&mut stream).round(1_000_000))
-        .unwrap();
+    assert_eq!(source(&guest, &echo), cell.host());
 }

@@ -35,7 +35,8 @@ matrix! {
     top_shows_flows_once_as_text_and_cuts_them_in_a_terminal: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
-const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9600);
+/// Where a stand of `--metrics` serves them.
+pub(crate) const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9600);
 
 /// Returns the response to an HTTP request to the metrics; empty where the connection ends without
 /// one.
@@ -56,7 +57,7 @@ fn http(stand: &Stand, request: &str) -> String {
 }
 
 /// The metrics, by name with labels.
-fn scrape(stand: &Stand) -> HashMap<String, f64> {
+pub(crate) fn scrape(stand: &Stand) -> HashMap<String, f64> {
     let answer = http(stand, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let (head, text) = answer.split_once("\r\n\r\n").expect("a head");
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");

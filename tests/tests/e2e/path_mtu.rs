@@ -1,17 +1,22 @@
 //! Datagrams of guests that are longer than a link on the way carries, which a router knows and
 //! nobody else at first.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+};
 
 use slipgate_testbed::{
     NetNs, World, WorldConfig,
+    clients::tcp,
     frame::FrameBuilder,
-    servers::{UdpServer, UdpService},
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    streams::Receipt,
     world_ipv6,
 };
 
 use crate::{
-    BRIEFLY, Cell, GATEWAY_MAC, GUEST_MAC, eventually,
+    BRIEFLY, Cell, GATEWAY_MAC, GUEST_MAC, Stand, WAIT, eventually,
     guest_errors::{PORT, Scene},
     matrix::matrix,
     stand::counts,
@@ -19,6 +24,8 @@ use crate::{
 
 matrix! {
     a_smaller_link_behind_a_router_is_told_and_kept_in_mind: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    what_one_flow_is_told_the_guest_keeps_in_mind_for_the_next: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "TCP's segments are made by the host's stack there, which follows the path";
     of_datagrams_at_once_only_those_too_long_are_lost: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     what_may_be_fragmented_is_beside_what_may_not: [user_ipv4, user_ipv6],
         without [hybrid_ipv4, hybrid_ipv6]: "the router fragments, and the engine leaves fragments as they came";
@@ -30,7 +37,7 @@ const MTU: usize = 1_300;
 /// A network behind the world's router, by a link with that MTU, and a server in it.
 struct Behind {
     server: UdpServer<IpAddr>,
-    _ns: NetNs,
+    ns: NetNs,
 }
 
 impl Behind {
@@ -63,7 +70,7 @@ impl Behind {
         ns.ip(&format!("{family} route add default via {router} dev b1"))
             .unwrap();
         let server = UdpServer::start(&ns, (server, 7), service).unwrap();
-        Self { server, _ns: ns }
+        Self { server, ns }
     }
 }
 
@@ -112,6 +119,70 @@ fn a_smaller_link_behind_a_router_is_told_and_kept_in_mind(cell: Cell) {
     assert_eq!(bytes, (MTU + (left as usize - 1) * (MTU + 1)) as u64);
     let dropped = if cell.is_hybrid() { 0 } else { 2 };
     assert_eq!(scene.stand.dropped("too_big"), dropped);
+}
+
+/// Errors about packets that are too long, as this network's router has sent them.
+fn too_large_by(cell: Cell, net: &NetNs) -> u64 {
+    let (file, name) = match cell.is_ipv6() {
+        false => ("snmp", "OutDestUnreachs"),
+        true => ("snmp6", "Icmp6OutPktTooBigs"),
+    };
+    let read = || fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap();
+    let counters = net.run(read);
+    if cell.is_ipv6() {
+        let mut lines = counters.lines().map(str::split_whitespace);
+        let mut line = lines.find_map(|mut line| (line.next() == Some(name)).then_some(line));
+        return line.as_mut().unwrap().next().unwrap().parse().unwrap();
+    }
+    let mut lines = counters.lines().filter(|line| line.starts_with("Icmp:"));
+    let [names, values] = [(); 2].map(|()| lines.next().unwrap().split_whitespace());
+    let (_, value) = names.zip(values).find(|(found, _)| *found == name).unwrap();
+    value.parse().unwrap()
+}
+
+fn what_one_flow_is_told_the_guest_keeps_in_mind_for_the_next(cell: Cell) {
+    const BYTES: u64 = 256 << 10;
+    let stand = Stand::of(cell, &[]);
+    let net = &stand.world.net;
+    let behind = Behind::new(cell, &stand.world, UdpService::Sink);
+    let place = places(cell)[1];
+    // The server knows nothing of it either, so its MSS says nothing.
+    behind.ns.ip("link set b1 mtu 1500").unwrap();
+    let server = TcpServer::start(&behind.ns, (place, 80), TcpService::Streams).unwrap();
+    let mtu_of_guest = || {
+        let route = stand.guest.ns.ip(&format!("route get {place}")).unwrap();
+        route.contains(&format!("mtu {MTU}"))
+    };
+    let upload = |seed| {
+        let upload = || tcp::upload(server.address(), BYTES, seed, WAIT);
+        stand.run(upload).unwrap().receipt
+    };
+    assert_eq!((too_large_by(cell, net), mtu_of_guest()), (0, false));
+    assert_eq!(upload(1), Receipt::expected(BYTES, 1));
+    let told = too_large_by(cell, net);
+    assert!(told > 0 && mtu_of_guest(), "{told}");
+    // Other flows to the same host: their first packets fit.
+    assert_eq!(upload(2), Receipt::expected(BYTES, 2));
+    let send = || {
+        let socket = UdpSocket::bind((cell.family.unspecified(), 0)).unwrap();
+        socket
+            .send_to(&[7; 1_400], behind.server.address())
+            .unwrap();
+    };
+    stand.run(send);
+    assert_eq!(
+        too_large_by(cell, net),
+        told,
+        "the router is not asked again"
+    );
+    assert!(
+        stand
+            .slipgate
+            .flows()
+            .unwrap()
+            .iter()
+            .any(|flow| flow.path == "kernel")
+    );
 }
 
 fn of_datagrams_at_once_only_those_too_long_are_lost(cell: Cell) {

@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     fs,
-    net::TcpStream,
+    net::{IpAddr, TcpStream},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -13,15 +13,32 @@ use nix::{
     unistd::Pid,
 };
 use slipgate_testbed::{
-    GuestConfig, Slipgate, WorldConfig,
+    Slipgate,
     clients::tcp::{self, EchoSession},
     require_root_and_tun,
     servers::{TcpServer, TcpService},
     turns,
-    world::{HOST, SERVER},
 };
 
-use crate::{GUEST, Stand, WAIT, at, eventually};
+use crate::{
+    Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix},
+};
+
+matrix! {
+    a_signal_to_all_processes_at_once_is_an_orderly_stop: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    another_engine_takes_the_place_of_one_that_is_killed: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows end with the engine, and slipgate with both (exec.md)";
+    a_policy_that_was_applied_is_the_next_engines_too: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows end with the engine, and slipgate with both (exec.md)";
+    an_engine_that_is_stopped_is_noticed_and_another_takes_its_place: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows end with the engine, and slipgate with both (exec.md)";
+    an_engine_without_a_frame_sleeps: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    an_engine_that_is_killed_while_it_stops_leaves_nothing_undone: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows end with the engine, and slipgate with both (exec.md)";
+    an_engine_that_ends_again_and_again_is_given_up_and_its_flows_go_on: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows end with the engine, and slipgate with both (exec.md)";
+}
 
 /// Time limit after an engine's end for new flows to be admitted.
 const AGAIN_WITHIN: Duration = Duration::from_secs(2);
@@ -48,8 +65,9 @@ fn signal_all(stand: &Stand, signal: Signal) {
     kill(broker, signal).unwrap();
 }
 
-fn echo_server(stand: &Stand) -> TcpServer {
-    TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap()
+fn echo_server(stand: &Stand) -> TcpServer<IpAddr> {
+    let address = (stand.cell.server(), 7000);
+    TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap()
 }
 
 fn round(stand: &Stand, stream: &mut TcpStream) {
@@ -73,11 +91,9 @@ fn assert_books_are_whole(stand: &Stand) -> usize {
     ended.len()
 }
 
-#[test]
-fn a_signal_to_all_processes_at_once_is_an_orderly_stop() {
-    require_root_and_tun!();
+fn a_signal_to_all_processes_at_once_is_an_orderly_stop(cell: Cell) {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let mut stand = Stand::new(&["--metrics", "127.0.0.1:9600"]);
+        let mut stand = Stand::of(cell, &["--metrics", "127.0.0.1:9600"]);
         let server = echo_server(&stand);
         let mut streams: Vec<_> = (0..3)
             .map(|_| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap())
@@ -91,23 +107,25 @@ fn a_signal_to_all_processes_at_once_is_an_orderly_stop() {
         let status = stand.slipgate.stop().unwrap();
         let said = stand.slipgate.stderr();
         assert!(status.success(), "{signal}: {status}\n{said}");
-        assert!(said.contains("nothing is left in the kernel"), "{said}");
+        let leaves = said.contains("nothing is left in the kernel");
+        assert_eq!(leaves, cell.is_hybrid(), "{said}");
         assert!(!said.contains("engine has ended"), "{said}");
         assert_eq!(assert_books_are_whole(&stand), 3);
         let ends = stand.records();
         assert!(ends.iter().all(|end| end["end"] == "detached"), "{ends:#?}");
-        assert!(stand.slipgate.pins().pins().is_empty());
-        assert_eq!(stand.world.host.ifindex(stand.slipgate.engine_port()), None);
+        if cell.is_hybrid() {
+            assert!(stand.slipgate.pins().pins().is_empty());
+            assert_eq!(stand.world.host.ifindex(stand.slipgate.engine_port()), None);
+        }
     }
 }
 
-#[test]
-fn another_engine_takes_the_place_of_one_that_is_killed() {
-    require_root_and_tun!();
+fn another_engine_takes_the_place_of_one_that_is_killed(cell: Cell) {
     let _turn = turns::alone("it measures how long flows wait for an engine");
-    let mut stand = Stand::new(&["--forward", "tcp:8080:80", "--deny", "203.0.113.20"]);
+    let denied = cell.server_2().to_string();
+    let mut stand = Stand::of(cell, &["--forward", "tcp:8080:80", "--deny", &denied]);
     let server = echo_server(&stand);
-    let inside = TcpServer::start(&stand.guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let inside = TcpServer::start(&stand.guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
     let broker = stand.slipgate.broker_pid();
     let mut stream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     round(&stand, &mut stream);
@@ -139,11 +157,11 @@ fn another_engine_takes_the_place_of_one_that_is_killed() {
         }
         // What rules and forwards say holds as before, from the world and from the host itself.
         stand
-            .run(|| tcp::expect_refused(at(slipgate_testbed::world::SERVER_2, 80)))
+            .run(|| tcp::expect_refused(at(cell.server_2(), 80)))
             .unwrap();
         for (from, address) in [
-            (&stand.world.net, HOST),
-            (&stand.world.host, std::net::Ipv4Addr::LOCALHOST),
+            (&stand.world.net, cell.host()),
+            (&stand.world.host, cell.loopback()),
         ] {
             let asked = from.run(|| {
                 let mut stream = tcp::connect(at(address, 8080), WAIT)?;
@@ -243,14 +261,13 @@ fn each_process_is_a_user_that_nobody_else_is() {
     }
 }
 
-#[test]
-fn a_policy_that_was_applied_is_the_next_engines_too() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_policy_that_was_applied_is_the_next_engines_too(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let server = echo_server(&stand);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.toml");
-    let denies = "default = \"allow\"\nrules = [{ deny = \"203.0.113.10:7000/tcp\" }]\n";
+    let denied = cell.destination(cell.server(), "7000/tcp");
+    let denies = format!("default = \"allow\"\nrules = [{{ deny = \"{denied}\" }}]\n");
     fs::write(&file, denies).unwrap();
     stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let applied = stand
@@ -264,11 +281,9 @@ fn a_policy_that_was_applied_is_the_next_engines_too() {
     assert_ne!(engine(&stand.slipgate), old);
 }
 
-#[test]
-fn an_engine_that_is_stopped_is_noticed_and_another_takes_its_place() {
-    require_root_and_tun!();
+fn an_engine_that_is_stopped_is_noticed_and_another_takes_its_place(cell: Cell) {
     let _turn = turns::alone("it compares an answer's time with a promise");
-    let mut stand = Stand::new(&[]);
+    let mut stand = Stand::of(cell, &[]);
     let server = echo_server(&stand);
     let mut stream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let old = engine(&stand.slipgate);
@@ -298,11 +313,8 @@ fn an_engine_that_is_stopped_is_noticed_and_another_takes_its_place() {
 }
 
 /// A VM that has not sent a frame yet, as between its start and its guest's boot.
-#[test]
-fn an_engine_without_a_frame_sleeps() {
-    require_root_and_tun!();
-    let guest = GuestConfig::new("tap0").hand_made();
-    let stand = Stand::with(WorldConfig::default(), guest, &[]);
+fn an_engine_without_a_frame_sleeps(cell: Cell) {
+    let stand = Stand::of_hand_made(cell, &[]);
     let stat = format!("/proc/{}/stat", engine(&stand.slipgate));
     let sleeps = || {
         std::thread::sleep(Duration::from_millis(10));
@@ -315,12 +327,10 @@ fn an_engine_without_a_frame_sleeps() {
     });
 }
 
-#[test]
-fn an_engine_that_is_killed_while_it_stops_leaves_nothing_undone() {
-    require_root_and_tun!();
+fn an_engine_that_is_killed_while_it_stops_leaves_nothing_undone(cell: Cell) {
     // It waits for 50 ms between the two steps of a flow's end.
     for delay_ms in [0, 10, 40] {
-        let mut stand = Stand::new(&[]);
+        let mut stand = Stand::of(cell, &[]);
         let server = echo_server(&stand);
         let streams = [(); 3].map(|()| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap());
         let victim = engine(&stand.slipgate);
@@ -335,10 +345,8 @@ fn an_engine_that_is_killed_while_it_stops_leaves_nothing_undone() {
     }
 }
 
-#[test]
-fn an_engine_that_ends_again_and_again_is_given_up_and_its_flows_go_on() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn an_engine_that_ends_again_and_again_is_given_up_and_its_flows_go_on(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let server = echo_server(&stand);
     let mut stream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let mut last = None;

@@ -48,6 +48,9 @@ const OFFERED_FOR: Duration = Duration::from_millis(1_500);
 /// The programs' clock ticks.
 const TICK: Duration = Duration::from_millis(10);
 
+/// Time by which a thread may be woken late, and the programs' clock is.
+const WAKING: Duration = Duration::from_millis(20);
+
 /// An offer of packets.
 pub(crate) struct Offer {
     pub(crate) packets: u64,
@@ -107,7 +110,8 @@ impl Offer {
     fn assert_rate(&self, bytes: u64, bytes_per_second: u64, made_up: Duration) {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let lost = self.lost(made_up);
-        let most = of(self.took + made_up + TICK) + PACKET_BYTES as f64;
+        // What waits in a socket while an engine is woken late passes then.
+        let most = of(self.took + made_up + WAKING) + PACKET_BYTES as f64;
         let least = of((self.took + made_up).saturating_sub(lost + 2 * TICK)) * 0.97;
         println!("{bytes} bytes of {least:.0} to {most:.0}");
         assert!(

@@ -1,7 +1,10 @@
 //! Destinations that a guest's own stack reaches: the world by the host's address, and those that
 //! rules open.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::{Command, Stdio},
+};
 
 use slipgate_testbed::{
     clients::{icmp, tcp, udp, udp::UdpOutcome},
@@ -18,6 +21,8 @@ use crate::{
 
 matrix! {
     tcp_udp_and_ping_reach_the_world_from_the_hosts_address: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    where_nobody_may_ping_an_echo_is_answered_as_prohibited_and_doctor_says_why: [user_ipv4, user_ipv6],
+        without [hybrid_ipv4, hybrid_ipv6]: "the kernel's programs send echoes without a socket";
     rules_by_prefix_hold_for_the_family_they_name: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
@@ -73,6 +78,58 @@ fn tcp_udp_and_ping_reach_the_world_from_the_hosts_address(cell: Cell) {
             .any(|end| end["proto"] == proto && end.to_string().contains(&ip));
         assert!(is_recorded, "{proto}: {records:#?}");
     }
+}
+
+fn where_nobody_may_ping_an_echo_is_answered_as_prohibited_and_doctor_says_why(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let udp = UdpServer::start(&stand.world.net, (cell.server(), 7000), UdpService::Echo).unwrap();
+    let may_ping = |range| {
+        let host = &stand.world.host;
+        host.sysctl("net.ipv4.ping_group_range", range).unwrap();
+    };
+    let doctor = || {
+        let mut command = stand.slipgate.command(&["doctor"]).unwrap();
+        command.stdout(Stdio::piped());
+        let doctor = stand.world.host.spawn(command).unwrap();
+        // Its status is about hybrid mode.
+        String::from_utf8(doctor.wait_with_output().unwrap().stdout).unwrap()
+    };
+    let server = cell.server().to_string();
+    let ping = || {
+        let command = || {
+            Command::new("ping")
+                .args(["-n", "-c1", "-W30", &server])
+                .output()
+        };
+        let output = stand.run(command).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    may_ping("1 0");
+    let said = ping();
+    // 3/13 of ICMP and 1/1 of ICMPv6, as iputils call them.
+    let told = match cell.is_ipv6() {
+        false => "Packet filtered",
+        true => "Administratively prohibited",
+    };
+    assert!(
+        said.contains(told) && said.contains(" 0 received"),
+        "{said}"
+    );
+    let sent = stand
+        .run(|| udp::probe(udp.address(), b"datagram", WAIT))
+        .unwrap();
+    assert!(matches!(sent, UdpOutcome::Answered(_)), "{sent:?}");
+    let said = doctor();
+    assert!(
+        said.contains("no ping sockets") && said.contains("net.ipv4.ping_group_range"),
+        "{said}"
+    );
+    // The next one may.
+    may_ping("0 2147483647");
+    let said = ping();
+    assert!(said.contains(" 1 received"), "{said}");
+    let said = doctor();
+    assert!(said.contains("guests in user mode can ping"), "{said}");
 }
 
 fn rules_by_prefix_hold_for_the_family_they_name(cell: Cell) {

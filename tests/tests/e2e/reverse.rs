@@ -13,7 +13,7 @@ use slipgate_testbed::{
         icmp,
         tcp::{self, EchoSession},
     },
-    require_root_and_tun,
+    kernel_view, require_root_and_tun,
     servers::{TcpServer, TcpService},
     world::SERVER,
 };
@@ -33,24 +33,18 @@ matrix! {
 /// Counts of the host's own answers: TCP segments with RST, and destination unreachable by ICMP of
 /// either family.
 fn host_answers(host: &NetNs) -> (u64, u64) {
-    let read = |file: &str| {
-        let path = format!("/proc/thread-self/net/{file}");
-        host.run(|| std::fs::read_to_string(path).unwrap_or_default())
+    let count = |protocol, name| {
+        let counter = || kernel_view::protocol_counter("snmp", protocol, name);
+        host.run(counter).unwrap()
     };
-    let (text, of_ipv6) = (read("snmp"), read("snmp6"));
-    let count = |protocol: &str, name: &str| -> u64 {
-        let mut lines = text.lines().filter(|line| line.starts_with(protocol));
-        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
-        let at = names.split_whitespace().position(|field| field == name);
-        let value = values.split_whitespace().nth(at.unwrap());
-        value.unwrap().parse().unwrap()
-    };
-    let unreachable6: u64 = of_ipv6
+    let of_ipv6 = || std::fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
+    let unreachable6: u64 = host
+        .run(of_ipv6)
         .lines()
         .find_map(|line| line.strip_prefix("Icmp6OutDestUnreachs"))
         .map_or(0, |value| value.trim().parse().unwrap());
-    let unreachable = count("Icmp:", "OutDestUnreachs") + unreachable6;
-    (count("Tcp:", "OutRsts"), unreachable)
+    let unreachable = count("Icmp", "OutDestUnreachs") + unreachable6;
+    (count("Tcp", "OutRsts"), unreachable)
 }
 
 #[test]

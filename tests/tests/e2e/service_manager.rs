@@ -22,6 +22,7 @@ use nix::{
 use slipgate_testbed::{
     PinDir, Slipgate, World, require_root_and_tun,
     slipgate::{Start, binary},
+    turns,
     world::UPLINK,
 };
 
@@ -94,6 +95,7 @@ fn has(message: &str, line: &str) -> bool {
 #[test]
 fn a_service_manager_hears_of_the_start_reloads_signs_of_life_and_the_stop() {
     require_root_and_tun!();
+    let _turn = turns::alone("it compares the time of signs of life with what is promised");
     let manager = Manager::new();
     let world = World::new().unwrap();
     let policy = manager.scratch.path().join("policy.toml");

@@ -2,21 +2,18 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
 };
 
 use serde_json::Value;
 use slipgate_control::SharedMaps;
 use slipgate_testbed::{
-    GUEST_DEVICE, Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World, WorldConfig,
-    kernel_view, slipgate::FlowRow, world::UPLINK, world_ipv6,
+    Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World, WorldConfig, kernel_view,
+    slipgate::FlowRow, world::UPLINK, world_ipv6,
 };
 
-use crate::{
-    Cell, Mode, eventually,
-    matrix::{GATEWAY6, GUEST6, cells},
-};
+use crate::{Cell, Mode, eventually, matrix::cells};
 
 /// A world, a guest and slipgate. Fields go in order: slipgate first.
 pub(crate) struct Stand {
@@ -94,14 +91,12 @@ impl Stand {
         args: &[&str],
     ) -> Stand {
         let world = World::with(world).unwrap();
-        let mut args = args.to_vec();
+        let args = [args, cell.give(&world)].concat();
         if cell.is_ipv6() {
-            world.give_ipv6().unwrap();
             for server in more_servers {
                 let add = format!("-6 addr add {server}/128 dev lo nodad");
                 world.net.ip(&add).unwrap();
             }
-            args.extend(["--ipv6", "nat"]);
         }
         let has_stack = !guest.hand_made;
         let mut stand = match cell.mode {
@@ -122,13 +117,9 @@ impl Stand {
     /// The stand of a cell of user mode, whose processes may have so many descriptors each.
     pub(crate) fn with_few_files(cell: Cell, most_files: u64) -> Stand {
         let world = World::new().unwrap();
-        let mut args = Vec::new();
-        if cell.is_ipv6() {
-            world.give_ipv6().unwrap();
-            args.extend(["--ipv6", "nat"]);
-        }
+        let args = cell.give(&world);
         let user = OrdinaryUser::new().unwrap().limited_to(most_files);
-        let mut stand = Self::of_user(user, world, GuestConfig::new("tap0"), &args);
+        let mut stand = Self::of_user(user, world, GuestConfig::new("tap0"), args);
         stand.cell = cell;
         if cell.is_ipv6() {
             give_ipv6(&stand.guest);
@@ -164,7 +155,7 @@ impl Stand {
         }
     }
 
-    fn in_world(
+    pub(crate) fn in_world(
         world: World,
         guest: GuestConfig,
         neighbours: &[GuestConfig],
@@ -283,22 +274,7 @@ impl Stand {
 /// Gives the guest its address of IPv6, and the route by its gateway, without asking anybody: what it
 /// would ask is tested elsewhere (`ipv6`).
 pub(crate) fn give_ipv6(guest: &Guest) {
-    let ns = &guest.ns;
-    let set = |of: &str, key: &str, value: &str| {
-        ns.sysctl(&format!("net.ipv6.conf.{of}.{key}"), value)
-            .unwrap();
-    };
-    for of in ["default", GUEST_DEVICE] {
-        set(of, "accept_ra", "0");
-        set(of, "accept_dad", "0");
-    }
-    world_ipv6::enable(ns, &[GUEST_DEVICE]).unwrap();
-    for line in [
-        format!("addr add {GUEST6}/64 dev {GUEST_DEVICE} nodad"),
-        format!("route add default via {GATEWAY6} dev {GUEST_DEVICE}"),
-    ] {
-        ns.ip(&format!("-6 {line}")).unwrap();
-    }
+    guest.give_ipv6().unwrap();
 }
 
 /// The maps of a namespace, of which all that is needed is pinned.
@@ -318,19 +294,67 @@ pub(crate) fn counts(flow: &FlowRow) -> [(u64, u64); 2] {
 
 /// A second uplink, and the host's address there.
 pub(crate) const SECOND: &str = "up1";
+const SECOND_PEER: &str = "w1";
 pub(crate) const SECOND_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
+pub(crate) const SECOND_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 2);
+/// The world's router there.
+const SECOND_ROUTER: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 1);
+const SECOND_ROUTER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 1);
+
+impl Cell {
+    /// The host's address on the second uplink.
+    pub(crate) fn second_address(self) -> IpAddr {
+        self.family.choose(SECOND_ADDRESS, SECOND_ADDRESS6)
+    }
+
+    /// The world's router on the second uplink.
+    pub(crate) fn second_router(self) -> IpAddr {
+        self.family.choose(SECOND_ROUTER, SECOND_ROUTER6)
+    }
+
+    /// Gives the host a second uplink, with a default route of each of the cell's families that the
+    /// host itself does not use while it has another.
+    pub(crate) fn add_second_uplink(self, world: &World) {
+        add_second_uplink(world);
+        let by = format!("dev {SECOND} metric 9000");
+        let host = &world.host;
+        host.ip(&format!("route add default via {SECOND_ROUTER} {by}"))
+            .unwrap();
+        if self.is_ipv6() {
+            add_second_ipv6(world);
+            host.ip(&format!("-6 route add default via {SECOND_ROUTER6} {by}"))
+                .unwrap();
+        }
+    }
+}
+
+/// Gives the second uplink IPv6 at both ends, without a route.
+pub(crate) fn add_second_ipv6(world: &World) {
+    let ends = [
+        (&world.host, SECOND, SECOND_ADDRESS6),
+        (&world.net, SECOND_PEER, SECOND_ROUTER6),
+    ];
+    for (ns, device, address) in ends {
+        ns.sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0")
+            .unwrap();
+        world_ipv6::enable(ns, &[device]).unwrap();
+        ns.ip(&format!("-6 addr add {address}/64 dev {device} nodad"))
+            .unwrap();
+    }
+}
 
 /// Gives the host a second uplink to the world, without a route.
 pub(crate) fn add_second_uplink(world: &World) {
     let (host, net) = (&world.host, &world.net);
     let peer = net.path();
     host.ip(&format!(
-        "link add {SECOND} type veth peer name w1 netns {}",
+        "link add {SECOND} type veth peer name {SECOND_PEER} netns {}",
         peer.display()
     ))
     .unwrap();
-    net.ip("addr add 198.18.1.1/24 dev w1").unwrap();
-    net.ip("link set w1 up").unwrap();
+    net.ip(&format!("addr add {SECOND_ROUTER}/24 dev {SECOND_PEER}"))
+        .unwrap();
+    net.ip(&format!("link set {SECOND_PEER} up")).unwrap();
     host.ip(&format!("addr add {SECOND_ADDRESS}/24 dev {SECOND}"))
         .unwrap();
     host.ip(&format!("link set {SECOND} up")).unwrap();

@@ -8,11 +8,11 @@ use std::{
 
 use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World, WorldConfig,
-    clients::{udp, udp::UdpOutcome},
+    clients::{tcp, tcp::EchoSession, udp, udp::UdpOutcome},
     frame::{FrameBuilder, Mac},
     kernel_view, require_root_and_tun,
-    servers::{UdpServer, UdpService},
-    world::{SERVER, UPLINK},
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
+    world::{HOST, SERVER, UPLINK},
 };
 
 use crate::{GUEST, GUEST_MAC, Stand, WAIT, at, eventually};
@@ -100,6 +100,80 @@ fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks() {
         arrived += 1;
     }
     assert_eq!((to_guest(), dropped() - before), (sent, sent - arrived));
+}
+
+/// As Firecracker's and Cloud Hypervisor's machines do when they are restored: the TAP is closed and opened
+/// again, with other offloads and another number of queues. It stays, or goes and comes with each VMM; its
+/// flows go on, to the guest and from it.
+#[test]
+fn flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues() {
+    require_root_and_tun!();
+    for stays in [true, false] {
+        let world = World::new().unwrap();
+        let mut config = GuestConfig::new("tap0");
+        if stays {
+            let made = "tuntap add tap0 mode tap vnet_hdr multi_queue";
+            world.host.ip(made).unwrap();
+            config.queues = 4;
+        }
+        let mut guest = Guest::new(&world, config).unwrap();
+        let pins = PinDir::new().unwrap();
+        let forward = ["--forward", "tcp:8080:80"];
+        let args = [&["--tap", "tap0", "--uplink", UPLINK], &forward[..]].concat();
+        let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
+        let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+        let held = TcpService::HeldStreams;
+        let streams = TcpServer::start(&world.net, (SERVER, 7001), held).unwrap();
+        let inside = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+        let ns = guest.ns.clone();
+        let connect = |ns: &NetNs, to| ns.run(|| tcp::connect(to, WAIT)).unwrap();
+        let mut out: Vec<_> = (0..8).map(|_| connect(&ns, at(SERVER, 7000))).collect();
+        let mut inward: Vec<_> = (0..4)
+            .map(|_| connect(&world.net, at(HOST, 8080)))
+            .collect();
+        let rounds = |all: &mut [std::net::TcpStream], bytes| {
+            for stream in all {
+                EchoSession::new(stream).round(bytes).unwrap();
+            }
+        };
+        rounds(&mut out, 100_000);
+        rounds(&mut inward, 100_000);
+        let ids = || {
+            let flows = slipgate.flows().unwrap().into_iter();
+            let echoes = flows.filter(|flow| !flow.remote.ends_with(":7001"));
+            echoes
+                .map(|flow| flow.id)
+                .collect::<std::collections::BTreeSet<_>>()
+        };
+        let before = ids();
+        assert_eq!(before.len(), 12);
+
+        std::thread::scope(|scope| {
+            // Under way all the while, as it does not end before it is released: each byte is checked at its end.
+            let bulk = scope.spawn(|| ns.run(|| tcp::upload(at(SERVER, 7001), 64 << 20, 7, WAIT)));
+            // A TAP that stays was made for several queues.
+            let least = if stays { 2 } else { 1 };
+            for (offloads, queues) in [(false, least), (true, 3), (false, 4), (true, least)] {
+                eventually("the upload is under way", || {
+                    (streams.open() == 1).then_some(())
+                });
+                guest.unplug();
+                guest.plug_as(offloads, queues).unwrap();
+                // One that is new is served when the broker has seen it.
+                rounds(&mut out, 100_000);
+                rounds(&mut inward, 100_000);
+            }
+            assert!(!bulk.is_finished(), "it has ended before the last one");
+            streams.release();
+            bulk.join().unwrap().unwrap();
+        });
+        assert_eq!(ids(), before, "stays: {stays}");
+        // And new ones are admitted, both ways.
+        rounds(&mut [connect(&ns, at(SERVER, 7000))], 1_000);
+        rounds(&mut [connect(&world.net, at(HOST, 8080))], 1_000);
+        assert_eq!((echo.accepted(), inside.accepted()), (9, 5));
+        assert_eq!(streams.accepted(), 1);
+    }
 }
 
 /// A host that routes, and a TAP whose program somebody takes away.

@@ -3,10 +3,11 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
 };
 
+use serde_json::Value;
 use slipgate_testbed::{OrdinaryUser, SocketGuest, World};
 
 /// A world, and a place in it where the user has this executable, besides what is theirs anyway.
@@ -40,6 +41,17 @@ impl Place {
     }
 }
 
+/// The text of a flow log, and what it has of flows that have ended.
+pub(super) fn flow_ends(log: &Path) -> (String, Vec<Value>) {
+    let records = fs::read_to_string(log).unwrap();
+    let ends = records
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|record: &Value| record["event"] == "flow_end")
+        .collect();
+    (records, ends)
+}
+
 /// `slipgate attach --socket` or `--vhost-user`, which is ready; killed on drop.
 pub(super) struct Attached {
     pub(super) child: Child,
@@ -54,7 +66,12 @@ impl Attached {
 
     /// Serves `web.sock`, which the flag `by` names.
     pub(super) fn start_by(by: &str, place: &Place, flags: &[&str]) -> Self {
-        let socket = place.file("run/web.sock");
+        Self::start_as("web", by, place, flags)
+    }
+
+    /// The same with this name in the place of `web`.
+    pub(super) fn start_as(name: &str, by: &str, place: &Place, flags: &[&str]) -> Self {
+        let socket = place.file(&format!("run/{name}.sock"));
         let mut args = vec!["attach", by, socket.to_str().unwrap()];
         args.extend(flags);
         let mut command = place.slipgate(&args);
@@ -63,7 +80,7 @@ impl Attached {
         let mut line = String::new();
         let stdout = child.stdout.take().unwrap();
         BufReader::new(stdout).read_line(&mut line).unwrap();
-        let ready = format!("slipgate: ready: web at {}\n", socket.display());
+        let ready = format!("slipgate: ready: {name} at {}\n", socket.display());
         assert_eq!(line, ready);
         Self { child, socket }
     }
@@ -72,13 +89,19 @@ impl Attached {
         SocketGuest::connect(&self.socket).unwrap()
     }
 
-    /// Waits for the end. Returns the exit status, and checks that nothing is left.
-    pub(super) fn end(mut self, place: &Place) -> Option<i32> {
+    /// Waits for the end, and returns the exit status.
+    pub(super) fn ended(mut self) -> Option<i32> {
         let status = self.child.wait().unwrap();
         assert!(!self.socket.exists());
+        status.code()
+    }
+
+    /// Waits for the end. Returns the exit status, and checks that nothing is left.
+    pub(super) fn end(self, place: &Place) -> Option<i32> {
+        let code = self.ended();
         let left = fs::read_dir(place.file("run/slipgate")).unwrap().count();
         assert_eq!(left, 0, "tables, locks and sockets are removed");
-        status.code()
+        code
     }
 }
 

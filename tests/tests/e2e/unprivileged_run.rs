@@ -294,6 +294,48 @@ fn a_user_pauses_saves_and_restores_a_vm_of_theirs() {
     assert_eq!(close.accepted(), 30);
 }
 
+/// Rules are no part of a snapshot: a restored VM has those of the command that restores it, from its first
+/// packet on.
+#[test]
+fn a_restored_vm_is_denied_what_its_rules_deny() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let tcp = |port| TcpServer::start(&place.world.net, (SERVER_2, port), TcpService::Close);
+    let [denied, open] = [CLOSE, FORBIDDEN].map(|port| tcp(port).unwrap());
+    let line = format!(
+        "wait 15s; crr {} 5 close; crr {} 5 close",
+        denied.address(),
+        open.address()
+    );
+    let deny = format!("{SERVER_2}:{CLOSE}/tcp");
+    let rules = ["--deny", &deny];
+    let flags = [&["--memory", "64"], &rules[..]].concat();
+    let mut vm = start(&place, &line, &flags);
+    vm.await_line("10.0.2.15", MINUTE).unwrap();
+    // It has not yet connected.
+    place.output(&["pause", "vm"]);
+    let saved = place.file("run/warm");
+    let dir = saved.to_str().unwrap();
+    place.output(&["snapshot", "vm", dir]);
+    place.output(&["kill", "vm"]);
+    end(vm, &place);
+    assert_eq!((denied.accepted(), open.accepted()), (0, 0));
+
+    let restored = |rules: &[&str]| {
+        let flags = [&["--restore", dir, "--name", "again"], rules].concat();
+        let vm = MicroVm::start_by(&place.world.host, &place.user, &flags).unwrap();
+        end(vm, &place)
+    };
+    let (status, ended) = restored(&rules);
+    assert_eq!(status, Some(1), "{:#?}\n{}", ended.lines, ended.stderr);
+    assert_eq!((denied.accepted(), open.accepted()), (0, 5));
+    // Without them it would have connected.
+    let (status, ended) = restored(&[]);
+    assert_eq!(status, Some(0), "{:#?}\n{}", ended.lines, ended.stderr);
+    assert_eq!((denied.accepted(), open.accepted()), (5, 10));
+}
+
 /// The engine stops its rings, so it touches no memory of a guest that rests, and takes up where it was.
 #[test]
 fn a_pause_in_the_middle_of_streams_loses_nothing() {

@@ -15,14 +15,24 @@ use slipgate_testbed::{
     },
     require_root_and_tun,
     servers::{TcpServer, TcpService},
-    world::SERVER_2,
 };
 
-use crate::{WAIT, daemon::Stand, eventually};
+use crate::{Cell, WAIT, daemon::Stand, eventually, matrix::matrix};
+
+matrix! {
+    vms_are_shared_out_and_each_engine_admits_its_own: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own";
+    while_one_engine_is_replaced_the_others_guests_notice_nothing: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own";
+    a_policy_is_in_force_at_every_engine_when_the_command_ends: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own";
+    all_flows_live_on_under_another_number_of_workers: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own";
+}
 
 /// A daemon with so many workers, and VMs `a`, `b`, … on `tap0`, `tap1`, …, each with a flow.
-fn stand_of(workers: &str, vms: usize) -> (Stand, Vec<Guest>, Vec<TcpStream>) {
-    let stand = Stand::new(&["--workers", workers]);
+fn stand_of(cell: Cell, workers: &str, vms: usize) -> (Stand, Vec<Guest>, Vec<TcpStream>) {
+    let stand = Stand::of(cell, &["--workers", workers]);
     let mut guests = Vec::new();
     for at in 0..vms {
         let tap = format!("tap{at}");
@@ -66,10 +76,8 @@ fn one_each(vms: usize) -> BTreeMap<String, usize> {
     (0..vms).map(|at| (name_of(at).to_owned(), 1)).collect()
 }
 
-#[test]
-fn vms_are_shared_out_and_each_engine_admits_its_own() {
-    require_root_and_tun!();
-    let (stand, guests, mut streams) = stand_of("2", 4);
+fn vms_are_shared_out_and_each_engine_admits_its_own(cell: Cell) {
+    let (stand, guests, mut streams) = stand_of(cell, "2", 4);
     assert_eq!(engines(&stand).len(), 2);
     let of: Vec<u64> = workers_of(&stand).into_values().collect();
     assert_eq!(of, [0, 1, 0, 1]);
@@ -105,10 +113,8 @@ fn vms_are_shared_out_and_each_engine_admits_its_own() {
     assert!(!links.unwrap().contains("sgport"), "its ports are gone");
 }
 
-#[test]
-fn while_one_engine_is_replaced_the_others_guests_notice_nothing() {
-    require_root_and_tun!();
-    let (stand, guests, mut streams) = stand_of("2", 2);
+fn while_one_engine_is_replaced_the_others_guests_notice_nothing(cell: Cell) {
+    let (stand, guests, mut streams) = stand_of(cell, "2", 2);
     let before = engines(&stand);
     // It is there and answers nothing, so that the moment lasts.
     slipgate_testbed::signal(before[0], libc::SIGSTOP);
@@ -131,11 +137,10 @@ fn while_one_engine_is_replaced_the_others_guests_notice_nothing() {
     all_go_on(&stand, &guests, &mut streams);
 }
 
-#[test]
-fn a_policy_is_in_force_at_every_engine_when_the_command_ends() {
-    require_root_and_tun!();
-    let (stand, guests, mut streams) = stand_of("2", 2);
-    let second = TcpServer::start(&stand.world.net, (SERVER_2, 7000), TcpService::Echo).unwrap();
+fn a_policy_is_in_force_at_every_engine_when_the_command_ends(cell: Cell) {
+    let (stand, guests, mut streams) = stand_of(cell, "2", 2);
+    let second =
+        TcpServer::start(&stand.world.net, (cell.server_2(), 7000), TcpService::Echo).unwrap();
     let file = stand.scratch.path().join("closed.toml");
     let put = |text: &str| {
         fs::write(&file, text).unwrap();
@@ -148,7 +153,10 @@ fn a_policy_is_in_force_at_every_engine_when_the_command_ends() {
         stand.vm(&["set", vm, "--policy", "closed"]);
     }
     all_go_on(&stand, &guests, &mut streams);
-    let said = put("default = \"deny\"\nrules = [{ allow = \"203.0.113.20\" }]\n");
+    let kept = cell.server_2();
+    let said = put(&format!(
+        "default = \"deny\"\nrules = [{{ allow = \"{kept}\" }}]\n"
+    ));
     assert_eq!(
         said,
         "closed is in force, generation 2: 2 flows cut, 0 go on\n"
@@ -164,10 +172,8 @@ fn a_policy_is_in_force_at_every_engine_when_the_command_ends() {
 }
 
 /// Whichever number of workers comes next, each flow has an engine again.
-#[test]
-fn all_flows_live_on_under_another_number_of_workers() {
-    require_root_and_tun!();
-    let (mut stand, guests, mut streams) = stand_of("3", 4);
+fn all_flows_live_on_under_another_number_of_workers(cell: Cell) {
+    let (mut stand, guests, mut streams) = stand_of(cell, "3", 4);
     let ids = |stand: &Stand| -> BTreeSet<String> {
         let flows = stand.daemon.flows().unwrap();
         flows.into_iter().map(|flow| flow.id).collect()

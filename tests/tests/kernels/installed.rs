@@ -5,10 +5,8 @@ use std::{env, fs, path::PathBuf, time::Duration};
 
 use slipgate_testbed::{
     builtin_guest,
-    rig::{Hardware, Initramfs, Kernel, Machine},
+    rig::{Hardware, Initramfs, Kernel, Machine, NESTED_CPU_MODEL},
 };
-
-use super::nested::CPU_MODEL;
 
 /// The disk: KVM, the datapath's devices, and the hooks of 6.1.
 const MODULES: [&str; 8] = [
@@ -61,7 +59,7 @@ fn the_packages_are_installed_used_upgraded_and_removed() {
         timeout: TIMEOUT,
         hardware: Hardware {
             cpus: 2,
-            cpu_model: CPU_MODEL,
+            cpu_model: NESTED_CPU_MODEL,
             memory_mib: 1536,
             devices: &["-drive".to_owned(), disk],
             namespace: None,

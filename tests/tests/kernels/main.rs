@@ -1,20 +1,23 @@
 //! slipgate on the kernels that it supports, each booted by QEMU: the same binary, sandbox and
-//! programs, a guest's traffic, a kill -9. The checks are in `src/rig_init/checks`. And the packages in
-//! a Debian, which only `cargo xtask dist --try` runs.
+//! programs, a guest's traffic by both families, a kill -9. The checks are in `src/rig_init/checks`. And
+//! end-to-end tests of devices that this machine's kernel may lack (`devices`), and the packages in a
+//! Debian, which only `cargo xtask dist --try` runs.
 //!
 //! `SLIPGATE_RIG_RUN="PROGRAM ARGS"` runs a program of this machine there instead, with the files
 //! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places, the modules of `SLIPGATE_RIG_MODULES=NAME:NAME`
 //! loaded as well, and `SLIPGATE_RIG_CPUS` CPUs (one).
 
 mod client;
+mod devices;
+mod disk;
 mod installed;
 mod nested;
 mod saved;
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use slipgate_testbed::{
-    rig::{COMMAND, Hardware, Initramfs, Kernel, Machine},
+    rig::{COMMAND, Hardware, Initramfs, Kernel, Machine, on_path},
     skipped, slipgate,
 };
 
@@ -23,7 +26,7 @@ const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
 /// Time limit: several times the usual duration, because a machine under load emulates slowly.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of the checks in `src/rig_init/checks`, so that a missing one is noticed.
-const CHECKS: usize = 16;
+const CHECKS: usize = 21;
 
 /// The oldest that is supported: no tcx, so it is clsact's.
 #[test]
@@ -58,7 +61,7 @@ fn works_on(series: &str) {
         .program_as("slipgate", &slipgate::binary().unwrap())
         .unwrap();
     for tool in ["ip", "tc"] {
-        initramfs.program(&on_path(tool)).unwrap();
+        initramfs.program(&on_path(tool).unwrap()).unwrap();
     }
     if let Some((program, args)) = command.as_deref().map(split) {
         initramfs.program_as("given", program.as_ref()).unwrap();
@@ -105,13 +108,4 @@ fn works_on(series: &str) {
 
 fn split(command: &str) -> (&str, &str) {
     command.split_once(' ').unwrap_or((command, ""))
-}
-
-fn on_path(program: &str) -> std::path::PathBuf {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(|folder| Path::new(folder).into()))
-        .map(|folder| folder.join(program))
-        .find(|file| file.is_file())
-        .unwrap_or_else(|| panic!("there is no program `{program}` here"))
 }

@@ -1,34 +1,18 @@
 //! A stock Linux as the guest of `slipgate run`: QEMU emulates a machine with SVM, Debian's 6.1
 //! runs on it and has KVM, and under that runs the same Debian's 6.1 once more.
 
-use std::{collections::BTreeMap, io::Write, path::PathBuf, process::Command};
+use std::{collections::BTreeMap, io::Write};
 
 use slipgate_testbed::{
     rig::{
-        Client, Ended, Hardware, Initramfs, Kernel, Machine, NESTED, NESTED_FIRMWARE, NESTED_ORDER,
-        NestedRun, NestedVmm, QEMU, forbidden_calls, judge,
+        Client, Ended, Hardware, Initramfs, Kernel, Machine, NESTED, NESTED_CPU_MODEL, NESTED_DISK,
+        NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER, NestedRun, NestedVmm,
+        forbidden_calls, judge, on_path, root_disk, root_initramfs,
     },
     skipped, slipgate,
 };
 
-use super::{TIMEOUT, on_path};
-
-/// KVM, the datapath's devices, and the hooks of 6.1.
-pub(super) const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
-
-/// The outer kernel's ticks from timers that go on by themselves. By default each tick sets the
-/// timer for the next. In runs that hung, one CPU had no more ticks while it was busy, and the vCPU
-/// on the other spun in KVM for good (RCU stall, soft lockup): nothing came to wake up the first.
-/// And notices on the console: a lockup says where each CPU was, an audit which system call was
-/// forbidden to whom.
-pub(super) const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
-
-/// The outer machine's CPUs. Without nested paging: with it this QEMU's translations go wrong now and
-/// then while the inner guest sends, and the inner or the outer Debian ends in a triple fault.
-pub(super) const CPU_MODEL: &str = "qemu64,+svm,-npt";
-
-/// Firmware that QEMU needs to boot a kernel on the machine `q35` without a display.
-const FIRMWARE: [&str; 3] = ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin"];
+use super::TIMEOUT;
 
 /// Set to N: QEMU and `slipgate run` boot the same client N times each, in turn.
 const ROUNDS: &str = "SLIPGATE_NESTED_ROUNDS";
@@ -45,14 +29,18 @@ fn debian_6_1_under_slipgate_run() {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
+    let inner = Inner {
+        initramfs: Client::new().initramfs(&kernel).unwrap(),
+        disk: None,
+    };
     let in_turn = |rounds| [NestedVmm::Qemu, NestedVmm::Slipgate].repeat(rounds);
     let rounds = std::env::var(ROUNDS).map(|n| n.parse().expect("a number of rounds"));
     let runs = match rounds {
-        Ok(rounds) => boot_all(&kernel, in_turn(rounds)),
+        Ok(rounds) => boot_all(&kernel, &inner, in_turn(rounds)),
         Err(_) => {
-            let mut runs = boot_all(&kernel, vec![NestedVmm::Slipgate]);
+            let mut runs = boot_all(&kernel, &inner, vec![NestedVmm::Slipgate]);
             if runs.iter().any(NestedRun::is_breakdown) {
-                runs.extend(boot_all(&kernel, in_turn(REFERENCE_ROUNDS)));
+                runs.extend(boot_all(&kernel, &inner, in_turn(REFERENCE_ROUNDS)));
             }
             runs
         }
@@ -61,12 +49,65 @@ fn debian_6_1_under_slipgate_run() {
     judge(&runs).unwrap_or_else(|why| panic!("{why}"));
 }
 
+/// A kernel whose drivers of the disk are modules, as Debian's are, has no root there by itself: with an
+/// initramfs that does nothing but load them it boots from an ext4 file system on a whole disk.
+#[test]
+fn debian_6_1_boots_from_an_ext4_root() {
+    let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
+    let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
+    let found = found.and_then(|kernel| on_path("mkfs.ext4").map(|_| kernel));
+    let kernel = match found {
+        Ok(kernel) => kernel,
+        Err(why) => return skipped!("{why}"),
+    };
+    let inner = Inner {
+        initramfs: root_initramfs(&kernel).unwrap(),
+        disk: Some(root_disk(&Client::new(), &kernel).unwrap()),
+    };
+    let runs = boot_all(&kernel, &inner, vec![NestedVmm::Slipgate]);
+    print_counts(&runs);
+    judge(&runs).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// What a configuration of the kernel says of a driver: `y`, built in; `m`, a module.
+fn configured(kernel: &Kernel, driver: &str) -> Option<char> {
+    let line = format!("CONFIG_{driver}=");
+    let config = kernel
+        .image()
+        .with_file_name(format!("config-{}", kernel.release()));
+    let config = std::fs::read_to_string(config).unwrap();
+    let mut values = config.lines().filter_map(|it| it.strip_prefix(&line));
+    values.next()?.chars().next()
+}
+
+/// What `docs/vmm.md` says of them.
+#[test]
+fn debian_s_kernels_for_clouds_have_the_disk_as_a_module() {
+    for (series, virtio) in [("6.1", 'm'), ("6.12", 'y')] {
+        let kernel = match Kernel::find(series) {
+            Ok(kernel) => kernel,
+            Err(why) => return skipped!("{why}"),
+        };
+        let is = |driver| configured(&kernel, driver);
+        assert_eq!(is("VIRTIO_BLK"), Some('m'), "{series}");
+        assert_eq!(is("VIRTIO"), Some(virtio), "{series}");
+        assert_eq!(is("VIRTIO_PCI"), Some(virtio), "{series}");
+        assert_eq!(is("EXT4_FS"), Some('y'), "{series}");
+    }
+}
+
+/// What the nested guest boots, besides its kernel.
+struct Inner {
+    initramfs: Vec<u8>,
+    disk: Option<Vec<u8>>,
+}
+
 /// Boots machines until each of these VMMs had its turn; mostly one is enough. What broke is told
 /// whole.
-fn boot_all(kernel: &Kernel, mut order: Vec<NestedVmm>) -> Vec<NestedRun> {
+fn boot_all(kernel: &Kernel, inner: &Inner, mut order: Vec<NestedVmm>) -> Vec<NestedRun> {
     let mut all = Vec::new();
     while !order.is_empty() {
-        let ended = boot(kernel, &order);
+        let ended = boot(kernel, inner, &order);
         let mut runs = NestedRun::read(&ended.report);
         if runs.is_empty() {
             // It ended before there was a guest.
@@ -106,47 +147,34 @@ fn print_counts(runs: &[NestedRun]) {
 }
 
 /// Boots the outer machine, and in it the client by each VMM in turn.
-fn boot(kernel: &Kernel, order: &[NestedVmm]) -> Ended {
+fn boot(kernel: &Kernel, inner: &Inner, order: &[NestedVmm]) -> Ended {
     let mut outer = Initramfs::new(env!("CARGO_BIN_EXE_slipgate-rig-init").as_ref()).unwrap();
-    outer.modules(kernel, &MODULES).unwrap();
+    outer.modules(kernel, &NESTED_MODULES).unwrap();
     let binary = slipgate::binary().unwrap();
     outer.program_as("slipgate", &binary).unwrap();
-    outer.program(&on_path("ip")).unwrap();
+    outer.program(&on_path("ip").unwrap()).unwrap();
     let image = std::fs::read(kernel.image()).unwrap();
     outer.file(&format!("{NESTED}/vmlinuz"), &image);
-    let inner = Client::new().initramfs(kernel).unwrap();
-    outer.file(&format!("{NESTED}/initramfs"), &inner);
+    outer.file(&format!("{NESTED}/initramfs"), &inner.initramfs);
+    if let Some(disk) = &inner.disk {
+        outer.file(NESTED_DISK, disk);
+    }
     let names = order.iter().map(|vmm| format!("{vmm:?}\n").to_lowercase());
     outer.file(NESTED_ORDER, names.collect::<String>().as_bytes());
     if order.contains(&NestedVmm::Qemu) {
-        outer.program(&on_path(QEMU)).unwrap();
-        for name in FIRMWARE {
-            let contents = std::fs::read(firmware(name)).unwrap();
-            outer.file(&format!("{NESTED_FIRMWARE}/{name}"), &contents);
-        }
+        outer.qemu(NESTED_FIRMWARE).unwrap();
     }
     let machine = Machine {
         kernel,
         initramfs: &outer.finish(),
-        parameters: OUTER,
+        parameters: NESTED_OUTER,
         timeout: TIMEOUT * u32::try_from(order.len()).unwrap(),
         hardware: Hardware {
             cpus: 2,
-            cpu_model: CPU_MODEL,
+            cpu_model: NESTED_CPU_MODEL,
             memory_mib: 2048,
             ..Default::default()
         },
     };
     machine.run().unwrap()
-}
-
-/// Where this machine's QEMU has a file of its firmware.
-fn firmware(name: &str) -> PathBuf {
-    let folders = Command::new(QEMU).args(["-L", "help"]).output().unwrap();
-    let folders = String::from_utf8_lossy(&folders.stdout).into_owned();
-    let mut all = folders
-        .lines()
-        .map(|folder| PathBuf::from(folder).join(name));
-    all.find(|file| file.is_file())
-        .unwrap_or_else(|| panic!("QEMU has no {name} in any of:\n{folders}"))
 }

@@ -1,15 +1,14 @@
 //! A stock Linux under `slipgate run` that is saved and restored, and gives memory back: QEMU emulates
 //! a machine with SVM, Debian's 6.1 runs on it and has KVM, and under that runs another Debian kernel.
 use slipgate_testbed::{
-    rig::{Client, Hardware, Initramfs, Kernel, Machine, SAVED, forbidden_calls, saved_initramfs},
+    rig::{
+        Client, Hardware, Initramfs, Kernel, Machine, NESTED_CPU_MODEL, NESTED_MODULES,
+        NESTED_OUTER, SAVED, forbidden_calls, on_path, saved_initramfs,
+    },
     skipped, slipgate,
 };
 
-use super::{
-    TIMEOUT,
-    nested::{CPU_MODEL, MODULES, OUTER},
-    on_path,
-};
+use super::TIMEOUT;
 
 #[test]
 fn debian_6_1_is_saved_and_restored_with_its_disk() {
@@ -33,10 +32,10 @@ fn is_saved_and_restored(series: &str, has_generation: bool) {
         Err(why) => return skipped!("{why}"),
     };
     let mut outer = Initramfs::new(env!("CARGO_BIN_EXE_slipgate-rig-init").as_ref()).unwrap();
-    outer.modules(&kernel, &MODULES).unwrap();
+    outer.modules(&kernel, &NESTED_MODULES).unwrap();
     let binary = slipgate::binary().unwrap();
     outer.program_as("slipgate", &binary).unwrap();
-    outer.program(&on_path("ip")).unwrap();
+    outer.program(&on_path("ip").unwrap()).unwrap();
     let image = std::fs::read(guest.image()).unwrap();
     outer.file(&format!("{SAVED}/vmlinuz"), &image);
     let inner = saved_initramfs(&Client::new(), &guest).unwrap();
@@ -44,12 +43,12 @@ fn is_saved_and_restored(series: &str, has_generation: bool) {
     let machine = Machine {
         kernel: &kernel,
         initramfs: &outer.finish(),
-        parameters: OUTER,
+        parameters: NESTED_OUTER,
         // Two guests, one after the other.
         timeout: 2 * TIMEOUT,
         hardware: Hardware {
             cpus: 2,
-            cpu_model: CPU_MODEL,
+            cpu_model: NESTED_CPU_MODEL,
             memory_mib: 2048,
             ..Default::default()
         },

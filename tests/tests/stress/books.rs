@@ -15,8 +15,10 @@ use super::scene::{Record, Scene};
 const NAT_PORTS: u16 = 61_000;
 /// Frames the engine takes from its port at a time.
 const BATCH_FRAMES: u64 = 64;
-/// A RST without options.
-const RESET_BYTES: u64 = 40;
+/// ICMPv6, by which neighbours and routers of a link are found, too.
+const ICMPV6: u8 = 58;
+/// The extension header before a report of multicast listeners (RFC 3810).
+const HOP_BY_HOP: u8 = 0;
 /// Nothing moved for this long: nothing is under way.
 const QUIET: Duration = Duration::from_millis(500);
 
@@ -59,10 +61,11 @@ impl Books {
     /// | the uplink, sent, per translated tuple | what the records say was sent |
     /// | the uplink, received | what the records say was received, or counted as dropped or lost |
     /// | the TAP, from the guest | what the records say was sent, or counted as dropped or lost |
+    /// | the same, about the link (neighbours, routers, groups) | answered, or counted as lost |
     /// | the guest's link, in | what the records say was received, and the engine's answers |
     ///
     /// On a link that duplicates, a copy may come when its flow has ended. It is the host's then,
-    /// which answers with RST: a packet received and one of 40 bytes sent, of no flow. A copy that
+    /// which answers with RST: a packet received and one of 40 bytes sent (60 by IPv6), of no flow. A copy that
     /// is a RST itself, from a server that is done with the connection too, is not answered.
     pub(crate) fn close(self, scene: &mut Scene) -> Closed {
         let mut before = moved(scene);
@@ -122,16 +125,19 @@ impl FlowBooks<'_> {
         each_flow_once(records, &mut wrong);
         kernel_total(records, stats, &mut wrong);
         let from_world = at_the_uplink(records, self.uplink, self.late_copies, &mut wrong);
-        let not_taken = from_world.packets + from_the_guest(records, self.from_guest, &mut wrong);
+        let guest = from_the_guest(records, self.from_guest, &mut wrong);
+        let not_taken = from_world.packets + guest.packets;
         let lost = stats["lost_after_redirect"].as_u64().unwrap_or(0);
         let lost = lost + dropped_in_all(stats);
         // What a killed engine had in hand, one batch, is in no count.
         let in_hand = BATCH_FRAMES * self.kills;
-        let accounted = lost..=lost + in_hand + from_world.resets;
+        // A solicitation or a report that no engine took is lost too, and of no flow.
+        let accounted = lost.saturating_sub(guest.of_link)..=lost + in_hand + from_world.resets;
         let told = format!(
             "{not_taken} packets in no record; {lost} counted as dropped or lost, up to {in_hand} in \
-             the hands of an engine that was killed, up to {} late RSTs of the world's",
-            from_world.resets
+             the hands of an engine that was killed, up to {} late RSTs of the world's, up to {} \
+             packets about the guest's link",
+            from_world.resets, guest.of_link
         );
         if !accounted.contains(&not_taken) {
             let _ = writeln!(wrong, "{told}");
@@ -171,6 +177,11 @@ fn kernel_total(records: &[Record], stats: &Value, wrong: &mut String) {
     }
 }
 
+/// L3 bytes of a RST without options.
+fn reset_bytes(key: &FlowKey) -> u64 {
+    if key.source.is_ipv4() { 40 } else { 60 }
+}
+
 /// Packets in no record.
 #[derive(Clone, Copy, Default)]
 struct NotTaken {
@@ -193,7 +204,7 @@ fn at_the_uplink(
         let (sent, received) = (uplink.sent.of(*key), uplink.received.of(key.reversed()));
         let late = received.packets.saturating_sub(said.rx.packets);
         let resets = sent.packets.saturating_sub(said.tx.packets);
-        let are_resets = sent.bytes == said.tx.bytes + RESET_BYTES * resets;
+        let are_resets = sent.bytes == said.tx.bytes + reset_bytes(key) * resets;
         let answered = late_copies && resets <= late && are_resets;
         if sent != said.tx && !answered {
             let _ = writeln!(wrong, "{key:?}: the uplink sent {sent:?}, records {said:?}");
@@ -205,13 +216,17 @@ fn at_the_uplink(
                 not_taken.packets += more - resets;
                 not_taken.resets += (more - resets).min(*resets_received.unwrap_or(&0));
             }
-            Some(more @ 1..) => not_taken.packets += more,
+            Some(more @ 1..) => {
+                println!("{key:?}: {more} more at the uplink than in records");
+                not_taken.packets += more;
+            }
             _ => {
                 let _ = writeln!(wrong, "{key:?}: it received {received:?}, records {said:?}");
             }
         }
     }
-    let ours = |key: &&FlowKey| key.protocol != 1 && key.source.port() >= NAT_PORTS;
+    let ours =
+        |key: &&FlowKey| ![1, ICMPV6].contains(&key.protocol) && key.source.port() >= NAT_PORTS;
     for key in uplink.sent.flows.keys().filter(ours) {
         if !by_tuple.contains_key(key) {
             let _ = writeln!(wrong, "{key:?}: sent by the uplink, and no record");
@@ -220,18 +235,34 @@ fn at_the_uplink(
     not_taken
 }
 
-/// Compares; the packets that are in no record.
-fn from_the_guest(records: &[Record], out: &FlowCounts, wrong: &mut String) -> u64 {
+/// The guest's packets in no record.
+#[derive(Clone, Copy, Default)]
+struct NotRecorded {
+    /// Of flows, or of what should have been one.
+    packets: u64,
+    /// About the guest's link: the engine answers them, or they are counted as lost while none runs.
+    of_link: u64,
+}
+
+/// Compares.
+fn from_the_guest(records: &[Record], out: &FlowCounts, wrong: &mut String) -> NotRecorded {
     let by_tuple = sums(records, |record| &record.guest);
-    let mut not_taken = 0;
+    let mut not_recorded = NotRecorded::default();
     for (key, sent) in &out.flows {
+        if is_of_link(key) {
+            not_recorded.of_link += sent.packets;
+            continue;
+        }
         if key.destination.port() == 53 || key.destination.port() == 67 {
             continue;
         }
         let said = by_tuple.get(key).copied().unwrap_or_default();
         match sent.packets.checked_sub(said.tx.packets) {
             Some(0) if *sent == said.tx => {}
-            Some(more @ 1..) => not_taken += more,
+            Some(more @ 1..) => {
+                println!("{key:?}: {more} more from the guest than in records");
+                not_recorded.packets += more;
+            }
             _ => {
                 let _ = writeln!(wrong, "{key:?}: the guest sent {sent:?}, records {said:?}");
             }
@@ -240,7 +271,13 @@ fn from_the_guest(records: &[Record], out: &FlowCounts, wrong: &mut String) -> u
     for key in by_tuple.keys().filter(|key| !out.flows.contains_key(key)) {
         let _ = writeln!(wrong, "{key:?}: recorded, and never sent by the guest");
     }
-    not_taken
+    not_recorded
+}
+
+/// Whether it is neighbour discovery or about the groups of the guest's link: no packet of a flow.
+fn is_of_link(key: &FlowKey) -> bool {
+    // Reports of groups have a hop-by-hop header, and a kernel repeats them at its own times.
+    key.protocol == ICMPV6 || key.protocol == HOP_BY_HOP && key.destination.ip().is_multicast()
 }
 
 fn into_the_guest(records: &[Record], into: &FlowCounts, stats: &Value, wrong: &mut String) {

@@ -2,7 +2,7 @@
 //! outages.
 
 use std::{
-    net::SocketAddrV4,
+    net::{IpAddr, SocketAddr},
     ops::Range,
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -22,13 +22,14 @@ use slipgate_testbed::{
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     slipgate::FlowRow,
     tap::VnetHdr,
-    world::{SERVER, SERVER_2},
+    world::SERVER_2,
+    world_ipv6::SERVER6_2,
 };
 
 use super::{
-    GATEWAY, GUEST, WAIT, at, below,
+    BOTH_SERVERS, GATEWAY, GUEST, WAIT, at, below,
     books::Books,
-    eventually, knob, random, rounds,
+    eventually, in_turn, knob, random, rounds,
     scene::{Scene, await_death},
     traffic::{Churn, Stream, expect_whole, local_address, paced},
 };
@@ -39,10 +40,23 @@ const ENDING: u16 = 4;
 /// Below the range of ephemeral ports.
 const FIRST_PORT: u16 = 20_000;
 
+/// The servers of one family.
 struct Servers {
-    echo: TcpServer,
-    close: TcpServer,
-    udp: UdpServer,
+    echo: TcpServer<IpAddr>,
+    close: TcpServer<IpAddr>,
+    udp: UdpServer<IpAddr>,
+}
+
+impl Servers {
+    /// Those of each family.
+    fn of_both(scene: &Scene) -> [Servers; 2] {
+        let net = &scene.world.net;
+        BOTH_SERVERS.map(|ip| Servers {
+            echo: TcpServer::start(net, (ip, 7000), TcpService::Echo).unwrap(),
+            close: TcpServer::start(net, (ip, 7001), TcpService::Close).unwrap(),
+            udp: UdpServer::start(net, (ip, 7002), UdpService::Echo).unwrap(),
+        })
+    }
 }
 
 #[test]
@@ -53,42 +67,43 @@ fn killed_at_any_moment_nothing_is_lost() {
     let mut scene = Scene::new(&[]);
     ask_often(&scene);
     let mut books = Books::open(&scene);
-    let servers = Servers {
-        echo: TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap(),
-        close: TcpServer::start(&scene.world.net, (SERVER, 7001), TcpService::Close).unwrap(),
-        udp: UdpServer::start(&scene.world.net, (SERVER, 7002), UdpService::Echo).unwrap(),
-    };
-    let echo = servers.echo.address();
+    let servers = Servers::of_both(&scene);
+    let echo = servers.each_ref().map(|of| of.echo.address());
     let pause = |ms| Duration::from_millis(ms);
     let streams = [
-        Stream::start(&scene.guest, echo, 256 << 10, pause(10)),
-        Stream::start(&scene.guest, echo, 16 << 10, pause(3)),
-        Stream::start(&scene.guest, echo, 100, pause(200)),
+        Stream::start(&scene.guest, echo[0], 256 << 10, pause(10)),
+        Stream::start(&scene.guest, echo[1], 256 << 10, pause(10)),
+        Stream::start(&scene.guest, echo[0], 16 << 10, pause(3)),
+        Stream::start(&scene.guest, echo[1], 100, pause(200)),
     ];
-    let mut idle = scene.guest.run(|| tcp::connect(echo, WAIT)).unwrap();
-    let idle_address = local_address(&idle);
-    let churn = Churn::start(&scene.guest, servers.close.address(), pause(15));
+    let mut idle = echo.map(|to| scene.guest.run(|| tcp::connect(to, WAIT)).unwrap());
+    let idle_addresses = idle.each_ref().map(local_address);
+    let churn = servers
+        .each_ref()
+        .map(|of| Churn::start(&scene.guest, of.close.address(), pause(30)));
     let mut outages = Vec::new();
     for round in 1..=rounds() {
-        let live: Vec<SocketAddrV4> = streams.iter().map(|stream| stream.local).collect();
-        let live = [live, vec![idle_address]].concat();
+        let live: Vec<SocketAddr> = streams.iter().map(|stream| stream.local).collect();
+        let live = [live, idle_addresses.to_vec()].concat();
         let first = FIRST_PORT + (round as u16 - 1) * ENDING;
         let ports = first..first + ENDING;
         let random = &mut random;
         let outage = one_outage(&mut scene, &servers, &streams, &live, ports, outage, random);
         println!("round {round}: {:?} without slipgate", outage.1 - outage.0);
         outages.push(outage);
-        let mut session = EchoSession::new(&mut idle);
-        scene.guest.run(|| session.round(100)).unwrap();
+        for stream in &mut idle {
+            let mut session = EchoSession::new(stream);
+            scene.guest.run(|| session.round(100)).unwrap();
+        }
     }
     books.kills = rounds();
-    let connections = churn.finish(&outages);
-    println!("{connections} connections came and went");
-    assert!(connections as u64 > 10 * rounds());
+    let connections = churn.map(|churn| churn.finish(&outages));
+    println!("{connections:?} connections came and went");
+    assert!(connections.iter().all(|of| *of as u64 > 5 * rounds()));
     streams.into_iter().for_each(Stream::finish);
     drop(idle);
     let closed = books.close(&mut scene);
-    assert!(closed.records.len() > connections);
+    assert!(closed.records.len() > connections.iter().sum());
 }
 
 /// Nobody notices, and the books are whole: what the engine had in hand is sent again.
@@ -101,25 +116,25 @@ fn an_engine_killed_at_any_moment_is_replaced() {
     let mut scene = Scene::new(&[]);
     ask_often(&scene);
     let mut books = Books::open(&scene);
-    let echo = TcpServer::start(&scene.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
-    let close = TcpServer::start(&scene.world.net, (SERVER, 7001), TcpService::Close).unwrap();
-    let streams = [
-        Stream::start(
-            &scene.guest,
-            echo.address(),
-            256 << 10,
-            Duration::from_millis(10),
-        ),
-        Stream::start(&scene.guest, echo.address(), 100, Duration::from_millis(1)),
-    ];
-    let churn = Churn::start(&scene.guest, close.address(), Duration::from_millis(5));
+    let servers = Servers::of_both(&scene);
+    let pause = |ms| Duration::from_millis(ms);
+    let streams = servers.each_ref().map(|of| {
+        let to = of.echo.address();
+        let fast = Stream::start(&scene.guest, to, 256 << 10, pause(20));
+        [fast, Stream::start(&scene.guest, to, 100, pause(2))]
+    });
+    let streams = streams.into_iter().flatten().collect::<Vec<_>>();
+    let churn = servers
+        .each_ref()
+        .map(|of| Churn::start(&scene.guest, of.close.address(), pause(10)));
     let broker = scene.slipgate.broker_pid();
     let mut replaced = Vec::new();
-    for _ in 0..KILLS {
+    for kill in 0..KILLS {
         std::thread::sleep(Duration::from_micros(below(&mut random, 1_500_000)));
         let began = Instant::now();
         let killed = scene.slipgate.kill_engine().unwrap();
-        let connect = || tcp::connect_close(close.address(), WAIT);
+        let close = in_turn(&servers, kill as usize).close.address();
+        let connect = || tcp::connect_close(close, WAIT);
         scene.guest.run(connect).unwrap();
         streams.iter().for_each(Stream::expect_progress);
         eventually("another engine", || {
@@ -130,29 +145,31 @@ fn an_engine_killed_at_any_moment_is_replaced() {
     assert_eq!(scene.slipgate.broker_pid(), broker);
     books.kills = KILLS;
     // A connection whose first packet the engine had in hand waits for a second.
-    let connections = churn.finish(&replaced);
-    println!("{connections} connections came and went");
+    let connections = churn.map(|churn| churn.finish(&replaced));
+    println!("{connections:?} connections came and went");
     streams.into_iter().for_each(Stream::finish);
     let closed = books.close(&mut scene);
-    assert!(closed.records.len() > connections);
+    assert!(closed.records.len() > connections.iter().sum());
 }
 
 /// Kills, looks at what goes on and what does not, starts again, and looks at what was adopted.
 fn one_outage(
     scene: &mut Scene,
-    servers: &Servers,
+    servers: &[Servers; 2],
     streams: &[Stream],
-    live: &[SocketAddrV4],
+    live: &[SocketAddr],
     ports: Range<u16>,
     outage: Duration,
     random: &mut SplitMix64,
 ) -> (Instant, Instant) {
-    let echo = servers.echo.address();
     let span = outage + Duration::from_secs(2);
-    let interval = Duration::from_millis(5);
-    let datagrams = paced(&scene.guest, servers.udp.address(), span, interval);
+    let interval = Duration::from_millis(10);
+    let datagrams = servers
+        .each_ref()
+        .map(|of| paced(&scene.guest, of.udp.address(), span, interval));
     let ending: Vec<_> = ports
         .map(|port| {
+            let echo = in_turn(servers, port.into()).echo.address();
             let connect = || tcp::connect_from(port, echo, WAIT);
             let mut stream = scene.guest.run(connect).unwrap();
             let mut session = EchoSession::new(&mut stream);
@@ -165,7 +182,7 @@ fn one_outage(
         let flows = scene.slipgate.flows().unwrap();
         flows.iter().filter(|flow| flow.proto == proto).count()
     };
-    eventually("the flow of datagrams", || known(scene, "udp") > 0);
+    eventually("the flows of datagrams", || known(scene, "udp") >= 2);
 
     std::thread::sleep(Duration::from_micros(below(random, 700_000)));
     let before = scene.slipgate.flows().unwrap();
@@ -180,7 +197,7 @@ fn one_outage(
     await_death(&mut scene.slipgate);
 
     drop(ending);
-    let late = late_connections(scene, servers.close.address());
+    let late = late_connections(scene, servers);
     nothing_new_gets_in(scene, servers);
     streams.iter().for_each(Stream::expect_progress);
     the_gateway_answers(scene);
@@ -196,10 +213,14 @@ fn one_outage(
     for connection in late {
         connection.join().unwrap().unwrap();
     }
-    let connect = || tcp::connect_close(servers.close.address(), WAIT);
-    scene.guest.run(connect).unwrap();
-    expect_whole(&datagrams.join().unwrap());
-    a_used_tuple_is_recorded_and_used_again(scene, echo, &ended);
+    for of in servers {
+        let connect = || tcp::connect_close(of.close.address(), WAIT);
+        scene.guest.run(connect).unwrap();
+    }
+    for datagrams in datagrams {
+        expect_whole(&datagrams.join().unwrap());
+    }
+    a_used_tuple_is_recorded_and_used_again(scene, servers, &ended);
     (began, served)
 }
 
@@ -213,24 +234,34 @@ fn ask_often(scene: &Scene) {
 }
 
 /// Connections asked for while nobody can admit them.
-fn late_connections(scene: &Scene, to: SocketAddrV4) -> Vec<JoinHandle<Result<Duration>>> {
+fn late_connections(scene: &Scene, servers: &[Servers; 2]) -> Vec<JoinHandle<Result<Duration>>> {
     let patience = Duration::from_secs(400);
-    let connect = move || tcp::connect_close(to, patience);
-    let start = |_| scene.guest.ns.thread("late", connect);
-    (0..3).map(start).collect()
+    let start = |number| {
+        let to = in_turn(servers, number).close.address();
+        let connect = move || tcp::connect_close(to, patience);
+        scene.guest.ns.thread("late", connect)
+    };
+    (0..4).map(start).collect()
 }
 
-fn nothing_new_gets_in(scene: &Scene, servers: &Servers) {
-    let to = servers.echo.address();
-    let tcp = scene.guest.run(|| tcp::connect_outcome(to, BRIEFLY));
-    assert!(matches!(tcp, Ok(ConnectOutcome::TimedOut(_))), "{tcp:?}");
-    let to = servers.udp.address();
-    let udp = scene.guest.run(|| udp::probe(to, b"anybody?", BRIEFLY));
-    assert!(matches!(udp, Ok(UdpOutcome::TimedOut)), "{udp:?}");
-    let other = at(SERVER_2, 7000);
-    let refused = scene.guest.run(|| tcp::connect_outcome(other, BRIEFLY));
-    let timed_out = matches!(refused, Ok(ConnectOutcome::TimedOut(_)));
-    assert!(timed_out, "a packet reached the world: {refused:?}");
+fn nothing_new_gets_in(scene: &Scene, servers: &[Servers; 2]) {
+    let others = [at(SERVER_2, 7000), at(SERVER6_2, 7000)];
+    // All at once, so that the outage is no longer than its time.
+    std::thread::scope(|scope| {
+        for (of, other) in servers.iter().zip(others) {
+            scope.spawn(move || {
+                let to = of.echo.address();
+                let tcp = scene.guest.run(|| tcp::connect_outcome(to, BRIEFLY));
+                assert!(matches!(tcp, Ok(ConnectOutcome::TimedOut(_))), "{tcp:?}");
+                let to = of.udp.address();
+                let udp = scene.guest.run(|| udp::probe(to, b"anybody?", BRIEFLY));
+                assert!(matches!(udp, Ok(UdpOutcome::TimedOut)), "{udp:?}");
+                let refused = scene.guest.run(|| tcp::connect_outcome(other, BRIEFLY));
+                let timed_out = matches!(refused, Ok(ConnectOutcome::TimedOut(_)));
+                assert!(timed_out, "a packet reached the world: {refused:?}");
+            });
+        }
+    });
 }
 
 /// ARP for the gateway is answered by the kernel's program. The question is hand-made: a guest that
@@ -251,7 +282,7 @@ fn the_gateway_answers(scene: &Scene) {
     assert!(answer.is_some(), "no answer to ARP for the gateway");
 }
 
-fn await_closed(scene: &Scene, ended: &[SocketAddrV4]) {
+fn await_closed(scene: &Scene, ended: &[SocketAddr]) {
     eventually("the end of connections in the outage", || {
         let flows = scene.slipgate.flows().unwrap();
         ended.iter().all(|local| {
@@ -264,7 +295,7 @@ fn await_closed(scene: &Scene, ended: &[SocketAddrV4]) {
 }
 
 /// Each flow is there as it was, and its counts have not gone back.
-fn all_adopted(before: &[FlowRow], after: &[FlowRow], live: &[SocketAddrV4]) {
+fn all_adopted(before: &[FlowRow], after: &[FlowRow], live: &[SocketAddr]) {
     for local in live {
         let local = local.to_string();
         let of = |flows: &[FlowRow]| flows.iter().find(|flow| flow.guest == local).cloned();
@@ -282,10 +313,11 @@ fn all_adopted(before: &[FlowRow], after: &[FlowRow], live: &[SocketAddrV4]) {
 /// A connection from the port of one that ended in the outage: the old flow is recorded for it.
 fn a_used_tuple_is_recorded_and_used_again(
     scene: &Scene,
-    echo: SocketAddrV4,
-    ended: &[SocketAddrV4],
+    servers: &[Servers; 2],
+    ended: &[SocketAddr],
 ) {
     for local in ended {
+        let echo = servers[usize::from(local.is_ipv6())].echo.address();
         let mut stream = scene
             .guest
             .run(|| tcp::connect_from(local.port(), echo, WAIT))

@@ -3,7 +3,7 @@
 
 use std::{
     io::ErrorKind,
-    net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -18,22 +18,23 @@ use slipgate_testbed::{
     dns_wire::{Reply, types},
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
     slipgate::{Start, another_build},
-    world::{HOST, SERVER, UPLINK},
+    world::{SERVER, UPLINK},
+    world_ipv6::GATEWAY6,
 };
 
 use super::{
-    WAIT, at, below, eventually, random, rounds,
+    BOTH_HOSTS, BOTH_SERVERS, WAIT, at, below, eventually, in_turn, random, rounds,
     store::Store,
     traffic::{Churn, Stream, expect_whole, paced},
 };
 
-/// Resolver at the gateway.
-const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
-/// Interval of the questions.
-const ASKS_EVERY: Duration = Duration::from_millis(25);
-/// Questions without an answer at which no more are asked: a VM may have 64 open, and on a slow
-/// machine a change takes seconds.
-const OPEN_AT_MOST: usize = 60;
+/// Resolver at the gateway, by each family.
+const DNS: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(10, 0, 2, 3)), IpAddr::V6(GATEWAY6)];
+/// Interval of the questions by each family.
+const ASKS_EVERY: Duration = Duration::from_millis(50);
+/// Questions by each without an answer at which no more are asked: a VM may have 64 open, and on a
+/// slow machine a change takes seconds.
+const OPEN_AT_MOST: usize = 30;
 /// Every so many questions one is for a name that the resolver answers late.
 const LATE_ONES: usize = 4;
 const LATE: Duration = Duration::from_millis(150);
@@ -56,12 +57,17 @@ struct Questions {
 }
 
 impl Questions {
-    fn start(guest: &Guest) -> Self {
+    fn start(guest: &Guest, resolver: IpAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let theirs = stop.clone();
         let thread = guest.ns.thread("questions", move || {
-            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket.connect(DNS).unwrap();
+            let any = if resolver.is_ipv4() {
+                "0.0.0.0:0"
+            } else {
+                "[::]:0"
+            };
+            let socket = UdpSocket::bind(any).unwrap();
+            socket.connect(at(resolver, 53)).unwrap();
             let mut open: Vec<(u16, Instant)> = Vec::new();
             let (mut asked, mut last, mut longest) = (0, None, Duration::ZERO);
             while last.is_none_or(|at: Instant| at.elapsed() < ANSWERED_WITHIN && !open.is_empty())
@@ -111,12 +117,18 @@ impl Questions {
     }
 }
 
+const LOOPBACKS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
 /// Connections of the host itself to a forward: none is refused.
 fn host_connects(world: &World, port: u16, stop: Arc<AtomicBool>) -> JoinHandle<usize> {
     world.host.thread("host", move || {
         let mut connections = 0;
         while !stop.load(SeqCst) {
-            match TcpStream::connect(at(Ipv4Addr::LOCALHOST, port)) {
+            let loopback = *in_turn(&LOOPBACKS, connections);
+            match TcpStream::connect(at(loopback, port)) {
                 Ok(_) => connections += 1,
                 // The engine that relayed it has ended already.
                 Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
@@ -150,6 +162,7 @@ fn hand_over(way: Way) {
     begin!();
     let mut random = random();
     let world = World::new().unwrap();
+    world.give_ipv6().unwrap();
     let net = &world.net;
     let late = |number| {
         (
@@ -159,16 +172,20 @@ fn hand_over(way: Way) {
     };
     let zone: Zone = (0..60_000).step_by(LATE_ONES).map(late).collect();
     let resolver = DnsServer::start(net, (SERVER, 53), zone).unwrap();
-    let echo = TcpServer::start(net, (SERVER, 7000), TcpService::Echo).unwrap();
-    let close = TcpServer::start(net, (SERVER, 7001), TcpService::Close).unwrap();
-    let udp = UdpServer::start(net, (SERVER, 7002), UdpService::Echo).unwrap();
+    let tcp = |service: TcpService, port| {
+        BOTH_SERVERS.map(|ip| TcpServer::start(net, (ip, port), service.clone()).unwrap())
+    };
+    let (echo, close) = (tcp(TcpService::Echo, 7000), tcp(TcpService::Close, 7001));
+    let udp = BOTH_SERVERS.map(|ip| UdpServer::start(net, (ip, 7002), UdpService::Echo).unwrap());
     let guest = Guest::new(&world, GuestConfig::new("tap0")).unwrap();
-    let _inside =
-        TcpServer::start(&guest.ns, (Ipv4Addr::UNSPECIFIED, 80), TcpService::Echo).unwrap();
+    guest.give_ipv6().unwrap();
+    let any = IpAddr::from(Ipv6Addr::UNSPECIFIED);
+    let _inside = TcpServer::start(&guest.ns, (any, 80), TcpService::Echo).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let api = scratch.path().join("api.sock").display().to_string();
     let dns = resolver.address().to_string();
     let args = ["--uplink", UPLINK, "--dns", &dns, "--api", &api];
+    let args = [&args[..], &["--ipv6", "nat"]].concat();
     let store = Store::new();
     let pins = PinDir::new().unwrap();
     let start = |other: bool| {
@@ -186,12 +203,18 @@ fn hand_over(way: Way) {
     let add = ["vm", "add", "a", "--tap", "tap0", "--forward", forward];
     daemon.run(&add).unwrap();
 
-    let streams = [
-        Stream::start(&guest, echo.address(), 100_000, Duration::from_millis(5)),
-        Stream::start(&guest, echo.address(), 1_000, Duration::from_millis(2)),
-    ];
-    let churn = Churn::start(&guest, close.address(), Duration::from_millis(10));
-    let questions = Questions::start(&guest);
+    let pause = Duration::from_millis;
+    let streams = echo.each_ref().map(|echo| {
+        let to = echo.address();
+        let bulk = Stream::start(&guest, to, 100_000, pause(10));
+        [bulk, Stream::start(&guest, to, 1_000, pause(4))]
+    });
+    let streams: Vec<Stream> = streams.into_iter().flatten().collect();
+    let churn = close
+        .each_ref()
+        .map(|close| Churn::start(&guest, close.address(), pause(20)));
+    // A forward leads to an address of the guest's that was seen: the streams have shown both.
+    let questions = DNS.map(|resolver| Questions::start(&guest, resolver));
     let stop = Arc::new(AtomicBool::new(false));
     let of_host = host_connects(&world, 8080, stop.clone());
     let from_world = {
@@ -200,7 +223,8 @@ fn hand_over(way: Way) {
             let (mut connections, mut slow) = (0, 0);
             while !stop.load(SeqCst) {
                 let began = Instant::now();
-                TcpStream::connect_timeout(&at(HOST, 8080).into(), WAIT).unwrap();
+                let host = *in_turn(&BOTH_HOSTS, connections);
+                TcpStream::connect_timeout(&at(host, 8080), WAIT).unwrap();
                 connections += 1;
                 slow += usize::from(began.elapsed() > Duration::from_millis(900));
                 std::thread::sleep(Duration::from_millis(10));
@@ -210,13 +234,16 @@ fn hand_over(way: Way) {
     };
     let dropped = dropped_by_port(&world, &daemon);
     for round in 0..rounds() {
-        let (span, interval) = (Duration::from_secs(4), Duration::from_millis(2));
-        let datagrams = paced(&guest, udp.address(), span, interval);
-        eventually("the flow of datagrams", || {
+        let (span, interval) = (Duration::from_secs(4), Duration::from_millis(4));
+        let datagrams = udp
+            .each_ref()
+            .map(|udp| paced(&guest, udp.address(), span, interval));
+        eventually("the flows of datagrams", || {
             let flows = daemon.flows().unwrap();
-            flows
+            let sent = flows
                 .iter()
-                .any(|flow| flow.proto == "udp" && flow.idle_ms < 500)
+                .filter(|flow| flow.proto == "udp" && flow.idle_ms < 500);
+            sent.count() >= 2
         });
         std::thread::sleep(Duration::from_micros(below(&mut random, 300_000)));
         let began = Instant::now();
@@ -233,8 +260,8 @@ fn hand_over(way: Way) {
             }
             Way::ServiceManager => {
                 assert!(daemon.stop().unwrap().success());
-                // The port, the forward, the API.
-                assert_eq!(store.len(), 3);
+                // The port, the forward by each family, the API.
+                assert_eq!(store.len(), 4);
                 let next = Slipgate::serve_as(&start(other), &world.host, &pins, &args).unwrap();
                 eventually("the store's being empty", || store.len() == 0);
                 next
@@ -242,20 +269,24 @@ fn hand_over(way: Way) {
         };
         println!("round {round}: {:?}", began.elapsed());
         streams.iter().for_each(Stream::expect_progress);
-        expect_whole(&datagrams.join().unwrap());
+        for datagrams in datagrams {
+            expect_whole(&datagrams.join().unwrap());
+        }
     }
-    let (asked, unanswered, longest) = questions.finish();
+    let [(asked, unanswered, longest), by_ipv6] = questions.map(Questions::finish);
     stop.store(true, SeqCst);
     let of_host = of_host.join().unwrap();
     let (from_world, slow) = from_world.join().unwrap();
-    let connections = churn.finish(&[]);
+    let connections = churn.map(|churn| churn.finish(&[]));
     streams.into_iter().for_each(Stream::finish);
     println!(
-        "{asked} questions, the longest {longest:?}; connections: {connections} of the guest, \
+        "{asked} questions, the longest {longest:?}, by IPv6 {by_ipv6:?}; connections: \
+         {connections:?} of the guest, \
          {of_host} of the host, {from_world} of the world ({slow} slow)"
     );
     let stats = daemon.stats().unwrap();
     assert_eq!(unanswered, 0, "of {asked} questions; {stats}");
+    assert_eq!(by_ipv6.1, 0, "of {} questions by IPv6; {stats}", by_ipv6.0);
     assert_eq!(
         dropped_by_port(&world, &daemon),
         dropped,

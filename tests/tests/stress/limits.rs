@@ -2,6 +2,7 @@
 //! does not delay another one's first packet.
 
 use std::{
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -15,11 +16,12 @@ use slipgate_testbed::{
     frame::{FrameBuilder, Mac, tcp_flags},
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     slipgate::FlowRow,
-    world::{SERVER, SERVER_2, UPLINK},
+    world::{SERVER_2, UPLINK},
+    world_ipv6::{GUEST6, SERVER6_2},
 };
 
 use super::{
-    GUEST, WAIT, at, eventually,
+    BOTH_SERVERS, GUEST, WAIT, at, eventually, in_turn,
     scene::{Scene, roomy_guest},
     traffic::{Stream, expect_whole, paced},
 };
@@ -38,43 +40,53 @@ const VLAN_TAG: [u8; 4] = [0x81, 0, 0, 7];
 fn ports_that_are_used_up_refuse_and_harm_nobody() {
     begin!();
     const PORTS: usize = 16;
+    const REFUSED: usize = 3;
     let mut scene = Scene::new(&["--nat-ports", "61000-61015"]);
-    let start = |address| TcpServer::start(&scene.world.net, (address, 7000), TcpService::Echo);
-    let (server, other) = (start(SERVER).unwrap(), start(SERVER_2).unwrap());
-    let connect = |server: &TcpServer| {
+    let start = |ip: IpAddr| {
+        let server = TcpServer::start(&scene.world.net, (ip, 7000), TcpService::Echo);
+        server.unwrap()
+    };
+    // Of each family they are as many.
+    let servers = BOTH_SERVERS.map(start);
+    let others = [SERVER_2.into(), SERVER6_2.into()].map(start);
+    let connect = |server: &TcpServer<IpAddr>| {
         let to = server.address();
         scene.guest.run(|| tcp::connect(to, WAIT)).unwrap()
     };
-    let mut open: Vec<_> = (0..PORTS).map(|_| connect(&server)).collect();
-    for _ in 0..3 {
-        let refused = scene.guest.run(|| tcp::expect_refused(server.address()));
-        refused.unwrap();
+    let mut open: Vec<_> = (0..PORTS)
+        .flat_map(|_| servers.each_ref().map(connect))
+        .collect();
+    for server in &servers {
+        for _ in 0..REFUSED {
+            let refused = scene.guest.run(|| tcp::expect_refused(server.address()));
+            refused.unwrap();
+        }
     }
     // A port is used again for another server.
-    let mut beside = connect(&other);
-    let all_work = |open: &mut Vec<std::net::TcpStream>| {
+    let mut beside = others.each_ref().map(connect);
+    let all_work = |open: &mut [std::net::TcpStream]| {
         for stream in open {
             let mut session = EchoSession::new(stream);
             scene.guest.run(|| session.round(10_000)).unwrap();
         }
     };
     all_work(&mut open);
-    scene
-        .guest
-        .run(|| EchoSession::new(&mut beside).round(10_000))
-        .unwrap();
+    all_work(&mut beside);
     // One that has ended makes room, once nothing of it can be under way any more.
-    drop(open.pop());
-    eventually("the end of the connection", || {
+    open.truncate(open.len() - servers.len());
+    eventually("the ends of the connections", || {
         let flows = scene.slipgate.flows().unwrap();
-        let silent = |flow: &FlowRow| flow.state == "closed" && flow.idle_ms > 400;
-        flows.iter().any(silent)
+        let silent = |flow: &&FlowRow| flow.state == "closed" && flow.idle_ms > 400;
+        flows.iter().filter(silent).count() == servers.len()
     });
-    open.push(connect(&server));
+    open.extend(servers.each_ref().map(connect));
     all_work(&mut open);
     let stats = scene.slipgate.stats().unwrap();
-    assert_eq!(stats["total"]["refused"]["ports_exhausted"], 3, "{stats:#}");
-    assert_eq!(server.accepted(), PORTS as u64 + 1);
+    let refused = &stats["total"]["refused"]["ports_exhausted"];
+    assert_eq!(*refused, servers.len() * REFUSED, "{stats:#}");
+    for server in &servers {
+        assert_eq!(server.accepted(), PORTS as u64 + 1);
+    }
     drop((open, beside));
     scene.detach();
 }
@@ -86,69 +98,85 @@ fn a_full_table_refuses_and_harms_nobody() {
     const FIRST_PORT: u16 = 20_000;
     let mut scene = Scene::new(&["--flow-table", "1024", "--new-flows-per-second", "100000"]);
     let net = &scene.world.net;
-    let echo = TcpServer::start(net, (SERVER, 7000), TcpService::Echo).unwrap();
-    let datagrams = UdpServer::start(net, (SERVER, 7002), UdpService::Echo).unwrap();
-    let stream = Stream::start(&scene.guest, echo.address(), 10_000, Duration::ZERO);
-    let steady = paced(
-        &scene.guest,
-        datagrams.address(),
-        Duration::from_secs(4),
-        Duration::from_millis(2),
-    );
+    let start = |ip| TcpServer::start(net, (ip, 7000), TcpService::Echo).unwrap();
+    let echo = BOTH_SERVERS.map(start);
+    let start = |ip| UdpServer::start(net, (ip, 7002), UdpService::Echo).unwrap();
+    let datagrams = BOTH_SERVERS.map(start);
+    let streams = echo
+        .each_ref()
+        .map(|echo| Stream::start(&scene.guest, echo.address(), 10_000, Duration::ZERO));
+    let steady = datagrams.each_ref().map(|datagrams| {
+        let (span, interval) = (Duration::from_secs(4), Duration::from_millis(4));
+        paced(&scene.guest, datagrams.address(), span, interval)
+    });
     let live = || scene.slipgate.flows().unwrap().len();
-    eventually("both flows", || live() == 2);
+    eventually("all four flows", || live() == 4);
     // Each datagram is from a port of its own. Sent until no more flow gets in.
     let fill = || {
         // Below the range of ephemeral ports: no later socket is on one of these flows.
         for port in FIRST_PORT..FIRST_PORT + SLOTS {
-            let socket = std::net::UdpSocket::bind(("0.0.0.0", port)).unwrap();
+            // Half of them by each family.
+            let to = in_turn(&datagrams, port.into()).address();
+            let any = if to.is_ipv4() { "0.0.0.0" } else { "::" };
+            let socket = std::net::UdpSocket::bind((any, port)).unwrap();
             // What was refused before may be told to any socket that sends.
-            let _ = socket.send_to(b"one", datagrams.address());
+            let _ = socket.send_to(b"one", to);
         }
     };
     eventually("a full table", || {
         scene.guest.run(fill);
         live() == usize::from(SLOTS)
     });
-    let probe = || udp::probe(datagrams.address(), b"one more", Duration::from_millis(500));
-    eventually("an answer within the rate of answers", || {
-        let outcome = scene.guest.run(probe).unwrap();
-        match outcome {
-            UdpOutcome::Refused(error, _) => {
-                assert_eq!(error, IcmpError::PROHIBITED);
-                true
+    let prohibited = [IcmpError::PROHIBITED, IcmpError::PROHIBITED6];
+    for (server, prohibited) in datagrams.iter().zip(prohibited) {
+        let probe = || udp::probe(server.address(), b"one more", Duration::from_millis(500));
+        eventually("an answer within the rate of answers", || {
+            let outcome = scene.guest.run(probe).unwrap();
+            match outcome {
+                UdpOutcome::Refused(error, _) => {
+                    assert_eq!(error, prohibited);
+                    true
+                }
+                UdpOutcome::TimedOut => false,
+                UdpOutcome::Answered(_) => panic!("admitted to a full table"),
             }
-            UdpOutcome::TimedOut => false,
-            UdpOutcome::Answered(_) => panic!("admitted to a full table"),
-        }
-    });
-    eventually("a refusal by RST", || {
-        let refused = scene.guest.run(|| tcp::expect_refused(echo.address()));
-        refused.is_ok()
-    });
-    stream.expect_progress();
-    expect_whole(&steady.join().unwrap());
-    stream.expect_progress();
+        });
+    }
+    for echo in &echo {
+        eventually("a refusal by RST", || {
+            let refused = scene.guest.run(|| tcp::expect_refused(echo.address()));
+            refused.is_ok()
+        });
+    }
+    streams.iter().for_each(Stream::expect_progress);
+    for steady in steady {
+        expect_whole(&steady.join().unwrap());
+    }
+    streams.iter().for_each(Stream::expect_progress);
     let stats = scene.slipgate.stats().unwrap();
     let refused = stats["total"]["refused"]["table_full"].as_u64();
     assert!(refused > Some(0), "{stats:#}");
     assert_eq!(live(), usize::from(SLOTS));
-    assert_eq!(echo.accepted(), 1);
-    stream.finish();
+    assert_eq!(echo.each_ref().map(TcpServer::accepted), [1, 1]);
+    streams.into_iter().for_each(Stream::finish);
     scene.detach();
     assert_eq!(scene.records().len(), usize::from(SLOTS));
 }
 
-/// A frame that the engine has to look at, a new one each time.
+/// A frame that the engine has to look at, a new one each time, by each family in turn.
 fn flood_frame(kind: &str, number: u64) -> FrameBuilder {
     let port = 1_024 + (number % 60_000) as u16;
+    let guest = at(
+        *in_turn::<IpAddr>(&[GUEST.into(), GUEST6.into()], port.into()),
+        port,
+    );
+    let server = |port_there| at(*in_turn(&BOTH_SERVERS, port.into()), port_there);
     let built = match kind {
-        "syn" => FrameBuilder::tcp(at(GUEST, port), at(SERVER, 9))
+        "syn" => FrameBuilder::tcp(guest, server(9))
             .flags(tcp_flags::SYN)
             .numbers(number as u32, 0),
-        "dns" => FrameBuilder::udp(at(GUEST, port), at(SERVER, 53)).payload(&[0xaa; 40]),
-        _ => FrameBuilder::udp(at(GUEST, port), at(SERVER, 1 + (number / 60_000) as u16))
-            .payload(b"flood"),
+        "dns" => FrameBuilder::udp(guest, server(53)).payload(&[0xaa; 40]),
+        _ => FrameBuilder::udp(guest, server(1 + (number / 60_000) as u16)).payload(b"flood"),
     };
     // To everybody it would go no further than the kernel.
     built.macs(GUEST_MAC, GATEWAY_MAC)
@@ -158,12 +186,15 @@ fn flood_frame(kind: &str, number: u64) -> FrameBuilder {
 fn a_flood_of_one_delays_no_other() {
     begin!();
     let world = World::new().unwrap();
+    world.give_ipv6().unwrap();
     let pins = PinDir::new().unwrap();
     let bad = Guest::new(&world, GuestConfig::new("tapbad").hand_made()).unwrap();
     let good = roomy_guest(&world, GuestConfig::new("tapgood"));
     let flags = ["--tap", "tapbad", "--tap", "tapgood", "--uplink", UPLINK];
+    let flags = [&flags[..], &["--ipv6", "nat"]].concat();
     let mut slipgate = Slipgate::attach(&world.host, &pins, &flags).unwrap();
-    let close = TcpServer::start(&world.net, (SERVER, 7001), TcpService::Close).unwrap();
+    let start = |ip| TcpServer::start(&world.net, (ip, 7001), TcpService::Close).unwrap();
+    let close = BOTH_SERVERS.map(start);
     for kind in ["syn", "udp", "dns"] {
         let (stop, tagged) = (AtomicBool::new(false), AtomicBool::new(false));
         let sent = Arc::new(AtomicU64::new(0));
@@ -185,8 +216,10 @@ fn a_flood_of_one_delays_no_other() {
                 for (harmless, times) in [true, false].into_iter().zip(&mut times) {
                     tagged.store(harmless, SeqCst);
                     std::thread::sleep(Duration::from_millis(30));
-                    let connect = || tcp::connect_close(close.address(), WAIT).unwrap();
-                    times.extend((0..10).map(|_| good.run(connect)));
+                    times.extend((0..10).map(|number| {
+                        let close = in_turn(&close, number).address();
+                        good.run(|| tcp::connect_close(close, WAIT).unwrap())
+                    }));
                 }
             }
             stop.store(true, SeqCst);

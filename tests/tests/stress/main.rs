@@ -1,6 +1,9 @@
 //! slipgate under stress: its processes killed, restarted and replaced under traffic, a bad link,
 //! verdicts changed under way, a host that changes, guests that flood, tables that are full.
 //!
+//! Guests have IPv4 and IPv6, and traffic goes by both at once ([`BOTH_SERVERS`]), but where a test is about
+//! one family's addresses.
+//!
 //! Each test keeps [books](books::Books): what the guest's link and the uplink carried, counted
 //! independently, against what slipgate says of each flow. They must agree to the packet and byte.
 //!
@@ -12,7 +15,7 @@
 //! | `SLIPGATE_STRESS_OUTAGE` | seconds without slipgate per kill | 3 |
 //! | `SLIPGATE_STRESS_CHURN` | seconds in which VMs, policies and forwards come and go | 12 |
 //! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 10000 |
-//! | `SLIPGATE_STRESS_KNOCKS` | connects to a VM that sleeps now and then | 250 |
+//! | `SLIPGATE_STRESS_KNOCKS` | connects to a VM that sleeps now and then | 1000 |
 //!
 //! The long form, about two hours:
 //! ```text
@@ -47,19 +50,33 @@ mod upgrade;
 
 use std::{
     env,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::{Duration, Instant, SystemTime},
 };
 
-use slipgate_testbed::impairment::SplitMix64;
+use slipgate_testbed::{
+    impairment::SplitMix64,
+    world::{HOST, SERVER},
+    world_ipv6::{HOST6, SERVER6},
+};
 
 /// Long enough for anything that will ever happen, on a machine busy with other things.
 const WAIT: Duration = Duration::from_secs(60);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 
-fn at(address: Ipv4Addr, port: u16) -> SocketAddrV4 {
-    SocketAddrV4::new(address, port)
+/// The first server of the world, and the host, by each family. Half of what is sent in a test goes by
+/// each, beside the other.
+const BOTH_SERVERS: [IpAddr; 2] = [IpAddr::V4(SERVER), IpAddr::V6(SERVER6)];
+const BOTH_HOSTS: [IpAddr; 2] = [IpAddr::V4(HOST), IpAddr::V6(HOST6)];
+
+fn at(address: impl Into<IpAddr>, port: u16) -> SocketAddr {
+    SocketAddr::new(address.into(), port)
+}
+
+/// One of two, in turn: what a family has, by a number.
+fn in_turn<T>(both: &[T; 2], number: usize) -> &T {
+    &both[number % 2]
 }
 
 /// A number from the environment.

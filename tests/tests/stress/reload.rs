@@ -2,12 +2,13 @@
 //! Counted at the uplink, none is wrongly cut, none wrongly left, and nothing of a denied one
 //! leaves after `slipgate policy apply` has returned.
 //!
-//! Each flow has a server's address of its own, of which the deny file then has a random half.
+//! Each flow has a server's address of its own, half of them of each family, of which the deny file then
+//! has a random half.
 
 use std::{
     collections::{HashMap, HashSet},
     io::{ErrorKind, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     sync::{
         Arc, Mutex,
@@ -25,24 +26,29 @@ use super::{WAIT, at, below, eventually, random, scene::Scene};
 const FLOWS: usize = 5_000;
 const TCP_PORT: u16 = 7_000;
 const UDP_PORT: u16 = 7_001;
-/// Servers' addresses are the elements of this network.
+/// Servers' addresses are the elements of these networks.
 const SERVERS: Ipv4Addr = Ipv4Addr::new(203, 0, 128, 0);
 const SERVERS_PREFIX: u8 = 17;
+const SERVERS6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x80, 0, 0, 0, 0, 0);
+const SERVERS6_PREFIX: u8 = 64;
 /// Between two rounds of a sender.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Rounds between two tries of a flow that was told that it may not be.
 const TOLD_TRY_EVERY: usize = 16;
 
-/// Who has a flow: the address it goes to.
-fn server(flow: usize) -> Ipv4Addr {
-    Ipv4Addr::from_bits(SERVERS.to_bits() + 1 + flow as u32)
+/// Who has a flow: the address it goes to, of each family in turn.
+fn server(flow: usize) -> IpAddr {
+    match flow % 2 {
+        0 => Ipv4Addr::from_bits(SERVERS.to_bits() + 1 + flow as u32).into(),
+        _ => Ipv6Addr::from_bits(SERVERS6.to_bits() + 1 + flow as u128).into(),
+    }
 }
 
 fn is_tcp(flow: usize) -> bool {
     flow < FLOWS
 }
 
-fn to(flow: usize) -> SocketAddrV4 {
+fn to(flow: usize) -> SocketAddr {
     at(server(flow), if is_tcp(flow) { TCP_PORT } else { UDP_PORT })
 }
 
@@ -57,7 +63,8 @@ impl Peers {
         let stop = Arc::new(AtomicBool::new(false));
         let their_stop = stop.clone();
         let (listener, sink) = net.run(|| {
-            let any = Ipv4Addr::UNSPECIFIED;
+            // Of both families.
+            let any = Ipv6Addr::UNSPECIFIED;
             let listener = TcpListener::bind((any, TCP_PORT)).unwrap();
             // A round over all connections takes longer than 128 more need to come.
             // SAFETY: takes numbers only.
@@ -127,7 +134,11 @@ impl Senders {
         });
         let sockets: Vec<UdpSocket> = guest.run(|| {
             let open = |flow| {
-                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+                let any = match server(flow) {
+                    IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+                    IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+                };
+                let socket = UdpSocket::bind((any, 0)).unwrap();
                 socket.connect(to(flow)).unwrap();
                 socket.set_nonblocking(true).unwrap();
                 socket
@@ -193,7 +204,7 @@ struct Sent {
     last: Option<SystemTime>,
 }
 
-type AllSent = HashMap<Ipv4Addr, Sent>;
+type AllSent = HashMap<IpAddr, Sent>;
 
 /// An independent count of what leaves by the uplink, with times.
 struct Watcher {
@@ -300,20 +311,47 @@ fn take_one(socket: &OwnedFd, sent: &mut AllSent) -> bool {
         return false;
     }
     let packet = &packet[..(len as usize).min(packet.len())];
-    if from.sll_pkttype == libc::PACKET_OUTGOING && packet.len() >= 28 && packet[0] == 0x45 {
-        let to = Ipv4Addr::new(packet[16], packet[17], packet[18], packet[19]);
+    if from.sll_pkttype == libc::PACKET_OUTGOING
+        && let Some((to, bare_reset)) = read(packet)
+    {
         let entry = sent.entry(to).or_insert(Sent {
             packets: 0,
             last: None,
         });
         entry.packets += 1;
-        // The host's own answer to a segment of a connection that it does not know.
-        let bare_reset = packet[9] == 6 && packet[2..4] == [0, 40] && packet[33] & 4 != 0;
         if !bare_reset {
             entry.last = entry.last.max(Some(stamp(&message)));
         }
     }
     true
+}
+
+/// The destination of a TCP segment or a datagram, and whether it is a RST without options: the host's
+/// own answer to a segment of a connection that it does not know.
+fn read(packet: &[u8]) -> Option<(IpAddr, bool)> {
+    const RST: u8 = 4;
+    let (to, protocol, header_len, total_len) = match packet.first()? {
+        0x45 => {
+            let to: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
+            let total_len = u16::from_be_bytes([packet[2], packet[3]]);
+            (IpAddr::from(to), packet[9], 20, total_len)
+        }
+        0x60..=0x6f => {
+            let to: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
+            let payload_len = u16::from_be_bytes([packet[4], packet[5]]);
+            (IpAddr::from(to), packet[6], 40, 40 + payload_len)
+        }
+        _ => return None,
+    };
+    let transport = packet.get(header_len..)?;
+    match protocol {
+        6 => {
+            let is_bare = usize::from(total_len) == header_len + 20;
+            Some((to, is_bare && transport.get(13)? & RST != 0))
+        }
+        17 => Some((to, false)),
+        _ => None,
+    }
 }
 
 fn stamp(message: &libc::msghdr) -> SystemTime {
@@ -370,10 +408,10 @@ fn allow_descriptors() {
 /// Flow by the server's address, as `flows` and records show it.
 fn flow_of(remote: &str) -> usize {
     let remote: SocketAddr = remote.parse().unwrap();
-    let SocketAddr::V4(remote) = remote else {
-        panic!("{remote} is no server's");
-    };
-    (remote.ip().to_bits() - SERVERS.to_bits() - 1) as usize
+    match remote.ip() {
+        IpAddr::V4(ip) => (ip.to_bits() - SERVERS.to_bits() - 1) as usize,
+        IpAddr::V6(ip) => (ip.to_bits() - SERVERS6.to_bits() - 1) as usize,
+    }
 }
 
 #[test]
@@ -395,6 +433,10 @@ fn a_policy_that_denies_half_of_ten_thousand_flows_ends_just_these() {
     let net = &scene.world.net;
     net.ip(&format!(
         "route add local {SERVERS}/{SERVERS_PREFIX} dev lo"
+    ))
+    .unwrap();
+    net.ip(&format!(
+        "-6 route add local {SERVERS6}/{SERVERS6_PREFIX} dev lo"
     ))
     .unwrap();
     let watcher = Watcher::start(&scene.world.host);

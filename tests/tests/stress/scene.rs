@@ -38,19 +38,21 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// slipgate serves one guest, with these flags too.
+    /// slipgate serves one guest by both families, with these flags too.
     pub(crate) fn new(flags: &[&str]) -> Scene {
         Scene::with(WorldConfig::default(), GuestConfig::new("tap0"), flags)
     }
 
     pub(crate) fn with(world: WorldConfig, guest: GuestConfig, flags: &[&str]) -> Scene {
         let world = World::with(world).unwrap();
+        world.give_ipv6().unwrap();
         let guest = roomy_guest(&world, guest);
         let pins = PinDir::new().unwrap();
         let log = tempfile::tempdir().unwrap();
         let file = log.path().join("flows.jsonl");
-        let always = ["--tap", guest.tap(), "--uplink", UPLINK, "--flow-log"];
-        let mut always = always.map(str::to_owned).to_vec();
+        let always = ["--tap", guest.tap(), "--uplink", UPLINK, "--ipv6", "nat"];
+        let always = [&always[..], &["--flow-log"]].concat();
+        let mut always: Vec<String> = always.into_iter().map(str::to_owned).collect();
         always.push(file.to_str().unwrap().to_owned());
         let slipgate = attach(&world, &pins, &always, flags);
         Scene {
@@ -111,7 +113,7 @@ fn attach(world: &World, pins: &PinDir, always: &[String], flags: &[&str]) -> Sl
     Slipgate::attach(&world.host, pins, &all).unwrap()
 }
 
-/// A guest whose queues lose nothing.
+/// A guest whose queues lose nothing, with addresses of both families.
 pub(crate) fn roomy_guest(world: &World, config: GuestConfig) -> Guest {
     let guest = Guest::new(world, config).unwrap();
     let queue = |device: &str| format!("link set {device} txqueuelen {QUEUE_FRAMES}");
@@ -121,6 +123,7 @@ pub(crate) fn roomy_guest(world: &World, config: GuestConfig) -> Guest {
         guest.ns.ip(&queue(device)).unwrap();
         // A tuple that the guest closed first may be used again after a second, not after a minute.
         guest.ns.sysctl("net.ipv4.tcp_tw_reuse", "1").unwrap();
+        guest.give_ipv6().unwrap();
     }
     guest
 }
@@ -158,6 +161,8 @@ pub(crate) fn maps(world: &World, pins: &PinDir) -> SharedMaps {
 pub(crate) fn assert_empty(maps: &SharedMaps) {
     let tuples = maps.flows.entries().unwrap();
     assert!(tuples.is_empty(), "left in FLOWS: {tuples:?}");
+    let tuples = maps.flows6.entries().unwrap();
+    assert!(tuples.is_empty(), "left in FLOWS6: {tuples:?}");
     let used = maps.slot_indexes().filter(|index| {
         let slot = maps.slot(*index).unwrap();
         slot.verdict().load(std::sync::atomic::Ordering::Acquire) != 0

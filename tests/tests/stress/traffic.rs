@@ -1,7 +1,7 @@
 //! Traffic of a guest during a test: long streams, short connections, paced datagrams.
 
 use std::{
-    net::{SocketAddr, SocketAddrV4, TcpStream},
+    net::{SocketAddr, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -20,7 +20,7 @@ use super::{WAIT, eventually};
 
 /// One connection over which checked bytes go both ways until it is told to end.
 pub(crate) struct Stream {
-    pub(crate) local: SocketAddrV4,
+    pub(crate) local: SocketAddr,
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
     thread: JoinHandle<Result<()>>,
@@ -28,7 +28,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Starts one, to an echo server; `size` bytes there and back at a time, and a pause.
-    pub(crate) fn start(guest: &Guest, to: SocketAddrV4, size: usize, pause: Duration) -> Stream {
+    pub(crate) fn start(guest: &Guest, to: SocketAddr, size: usize, pause: Duration) -> Stream {
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let (told, local) = mpsc::channel();
         let (their_stop, their_rounds): (_, Arc<AtomicU64>) = (stop.clone(), Arc::clone(&rounds));
@@ -68,11 +68,8 @@ impl Stream {
     }
 }
 
-pub(crate) fn local_address(stream: &TcpStream) -> SocketAddrV4 {
-    match stream.local_addr() {
-        Ok(SocketAddr::V4(address)) => address,
-        other => panic!("a connection's own address: {other:?}"),
-    }
+pub(crate) fn local_address(stream: &TcpStream) -> SocketAddr {
+    stream.local_addr().expect("a connection's own address")
 }
 
 /// When something was tried, and what it came to.
@@ -90,7 +87,7 @@ pub(crate) struct Churn {
 
 impl Churn {
     /// Starts; `to` closes at once.
-    pub(crate) fn start(guest: &Guest, to: SocketAddrV4, pause: Duration) -> Churn {
+    pub(crate) fn start(guest: &Guest, to: SocketAddr, pause: Duration) -> Churn {
         let stop = Arc::new(AtomicBool::new(false));
         let theirs = stop.clone();
         let thread = guest.ns.thread("churn", move || {
@@ -137,7 +134,7 @@ impl Churn {
 /// A series of numbered datagrams on one flow, one each `interval` for `span`, echoed.
 pub(crate) fn paced(
     guest: &Guest,
-    to: SocketAddrV4,
+    to: SocketAddr,
     span: Duration,
     interval: Duration,
 ) -> JoinHandle<PacedReport> {

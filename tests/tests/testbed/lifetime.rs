@@ -5,9 +5,12 @@
 
 use std::{
     env, fs,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader},
+    net::UdpSocket,
     path::Path,
     process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -127,4 +130,42 @@ fn a_killed_process_leaves_nothing() {
         "the pins of a dead process are swept by the next"
     );
     assert!(mine.path().exists() && mine.pins().is_empty());
+}
+
+#[test]
+fn a_command_blocks_no_signal() {
+    require_root_and_tun!();
+    let ns = NetNs::new("signals").unwrap();
+    let mut grep = Command::new("grep");
+    grep.args(["SigBlk", "/proc/self/status"]);
+    let said = ns.output(grep).unwrap().stdout;
+    assert_eq!(
+        String::from_utf8_lossy(&said),
+        "SigBlk:\t0000000000000000\n"
+    );
+}
+
+/// The kernel tells this process of each child's end by SIGCHLD.
+#[test]
+fn a_receive_with_a_time_limit_is_not_interrupted_by_the_end_of_a_command() {
+    require_root_and_tun!();
+    let ns = NetNs::new("commands").unwrap();
+    let socket = ns.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap();
+    let limit = Some(Duration::from_millis(20));
+    socket.set_read_timeout(limit).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let commands = || (0..200).try_for_each(|_| ns.output(Command::new("true")).map(drop));
+        let commands: Vec<_> = (0..4).map(|_| scope.spawn(commands)).collect();
+        scope.spawn(|| {
+            for thread in commands {
+                thread.join().unwrap().unwrap();
+            }
+            is_over.store(true, SeqCst);
+        });
+        while !is_over.load(SeqCst) {
+            let error = socket.recv(&mut [0; 1]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+        }
+    });
 }

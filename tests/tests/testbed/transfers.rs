@@ -47,6 +47,17 @@ fn a_stalled_stream_has_a_rate() {
     assert!(rate.stalled && rate.bytes == 0, "{rate:?}");
 }
 
+/// Whoever writes all of it before reading waits for good, and so does the server.
+#[test]
+fn an_echo_of_more_than_all_buffers_hold_comes_back() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let connect = || tcp::connect(server.address(), WAIT);
+    let mut stream = world.host.run(connect).unwrap();
+    tcp::EchoSession::new(&mut stream).round(64 << 20).unwrap();
+}
+
 #[test]
 fn gso_frames_stay_whole() {
     require_root_and_tun!();

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     datapath::Datapath,
     flow::{Insertion, NewFlow, OpenError},
+    host_sockets::Busy,
     inspection::sessions::{Inspected, Kind},
     nat_ports::{Destination, Freed, PortPool},
     packet::{
@@ -26,6 +27,8 @@ use crate::{
 pub(super) const PORT_TRIES: usize = 8;
 /// Most ports that are found to be of flows still to be adopted, beside [`PORT_TRIES`].
 const MOST_KEPT: usize = 64;
+/// Most ports that the host is found not to let a flow have, beside [`PORT_TRIES`].
+const MOST_BUSY: usize = 64;
 /// Tries before the ports that are kept for this process.
 const COMMON_PORT_TRIES: usize = 4;
 
@@ -193,7 +196,7 @@ impl<D: Datapath> Nat<D> {
         now_ns: u64,
     ) -> Result<SlotIndex, Refusal> {
         let (to, vm) = (toward(&flow), VmId::new(flow.guest.scope));
-        let (mut swept, mut kept, mut tried) = (false, 0, 0);
+        let (mut swept, mut kept, mut busy, mut tried) = (false, 0, 0, 0);
         while tried < PORT_TRIES {
             let ports = &mut self.flows.ports;
             let common = |ports: &mut PortPool| ports.pick(to, vm, timestamps, now_ns);
@@ -209,7 +212,15 @@ impl<D: Datapath> Nat<D> {
             flow.nat_port = port;
             tried += 1;
             let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
-                Ok(slot) => return Ok(slot),
+                Ok(slot) => match self.claim_socket(slot, now_ns) {
+                    true => return Ok(slot),
+                    false => {
+                        // Of connections that are just over there may be many.
+                        busy += 1;
+                        tried -= usize::from(busy <= MOST_BUSY);
+                        continue;
+                    }
+                },
                 Err(OpenError::WorldTaken) if self.is_kept(to, port, vm) => {
                     // As often as not all ports of the range are a predecessor's.
                     kept += 1;
@@ -237,6 +248,25 @@ impl<D: Datapath> Nat<D> {
             return Err(refusal);
         }
         Err(Refusal::PortsExhausted)
+    }
+
+    /// In user mode has the host make the socket of a flow that was just opened. If it does not let the
+    /// flow have its port, the flow is taken back. Returns whether it is still there.
+    fn claim_socket(&mut self, slot: SlotIndex, now_ns: u64) -> bool {
+        let (Some(host), Some(entry)) = (&self.host_sockets, self.flows.entry(slot)) else {
+            return true;
+        };
+        if entry.is_hairpin() {
+            return true;
+        }
+        let how = match host.claim(&entry.world()) {
+            Ok(()) => return true,
+            Err(Busy::Bound) => Freed::Taken,
+            Err(Busy::Waits) => Freed::HostWaits,
+        };
+        let (flows, datapath) = (&mut self.flows, &mut self.datapath);
+        flows.take_back(datapath, slot, how, now_ns);
+        false
     }
 
     /// Deletes a tuple that is this process's alone and that no flow of it has: an earlier deletion

@@ -30,7 +30,7 @@ use crate::{
     nat_ports::{Destination as Toward, Freed},
     ndp::addresses,
     packet::Packet,
-    route::Route,
+    route::{Route, ask::Transport, spread},
     state::{Forwards, Journal, Nat, Rules, VmState},
 };
 
@@ -141,16 +141,24 @@ fn plan<D: Datapath>(
         let room = || Room::find(nat, vm, true, now_ns);
         guest().map_or(Err(Refusal::NoAddress), |guest| Ok((guest, None, room())))
     } else if rules.may_come_in(&vm.net, world.remote) {
-        let route = nat.network.route_of_host(vm.net.id, world.remote);
+        let guest = guest();
+        let tuple = FlowTuple {
+            scope: vm.net.id.get(),
+            local: guest.unwrap_or(world.local),
+            local_port: matched.guest_port,
+            ..*world
+        };
+        let choose = &mut spread::by_flow(&tuple);
+        let (from, transport) = (Some(world.local), Transport::of(world));
+        let network = &nat.network;
+        let route = network.route_of_host(vm.net.id, world.remote, from, transport, choose);
         let room = || Room::find(nat, vm, true, now_ns);
-        // Answers from another uplink's address would reach nobody, and tell who the guest is.
         let leaves_by = |hop: &(Hop, _)| {
-            nat.network.leaves_as_all(vm.net.id)
-                || routes.carries(hop.0.ifindex, world.local)
-                || nat.network.is_pooled(vm.net.id, world.local)
+            let link = hop.0.ifindex;
+            nat.network.answers_by(vm.net.id, link, world.local)
         };
         let hop = route.hop().filter(leaves_by);
-        match (hop, guest()) {
+        match (hop, guest) {
             (Some((hop, _)), Some(guest)) => Ok((guest, Some(hop), room())),
             (None, _) => Err(Refusal::NoRoute),
             (_, None) => Err(Refusal::NoAddress),

@@ -21,7 +21,7 @@ use crate::{
     inspection::sessions::Inspected,
     name_gate::LearntName,
     nat_ports,
-    route::Route,
+    route::{Route, RouteEntry, ask::Transport, spread},
     state::{Forwards, Nat, Refused, Rules, VmState},
 };
 use slipgate_policy::{Decision, Destination, Lead, NatBehaviour};
@@ -139,7 +139,11 @@ impl<'a, D: Datapath> Planner<'a, D> {
         if let Some(refusal) = plan.decision.refusal {
             return Err(by_rule(refusal));
         }
-        let route = network.route(vm.net.id, to.addr);
+        let choose =
+            &mut |hops: &[&RouteEntry]| guest.map_or(0, |guest| spread::by_flow(guest)(hops));
+        let unknown = || Transport::to(to.protocol, to.port);
+        let transport = guest.map_or_else(unknown, Transport::of);
+        let route = network.route_choosing(vm.net.id, to.addr, transport, choose);
         plan.route = Some(route);
         // A rule opened an address of the host itself: it has no link to leave by.
         if route == Route::HostLocal {

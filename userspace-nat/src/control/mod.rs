@@ -2,7 +2,7 @@
 use std::{io, net::SocketAddr, os::fd::BorrowedFd};
 
 use slipgate_abi::{Protocol, VmId, VmRow};
-use slipgate_model::SleepChange;
+use slipgate_model::{Silence, SleepChange};
 use slipgate_policy::{LocalAddresses, Policy};
 
 use crate::{relay, vm::VmSpec};
@@ -47,9 +47,9 @@ pub trait Control<E> {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ActivityChanges {
     /// VMs that are idle now.
-    pub idle: Vec<VmId>,
+    pub idle: Vec<(VmId, Silence)>,
     /// VMs that are not idle any more.
-    pub busy: Vec<VmId>,
+    pub busy: Vec<(VmId, Silence)>,
 }
 
 impl ActivityChanges {

@@ -9,7 +9,7 @@ use crate::{
     admission::plan::{Path, Plan, Planner, has_timestamps_by_default},
     datapath::{Datapath, Tables},
     flow::mappings::Pool,
-    route::Route,
+    route::{Route, ask::Transport},
     state::{Refused, VmState, VmTable},
 };
 use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
@@ -255,7 +255,8 @@ fn planned<D>(
     };
     let refusal = plan.refused.map(|refused| refused.reason);
     let more = [
-        chosen_routes(vm, plan),
+        chosen_routes(planner, vm, to, plan),
+        next_hops(planner, vm, to, plan),
         paired_with(planner, vm, plan),
         port_behaves(planner, to, plan),
     ];
@@ -284,9 +285,56 @@ fn source_of(plan: &Plan) -> Option<IpAddr> {
 }
 
 /// Says which routes the VM's policy chooses; `None`: none, or no route was looked up.
-fn chosen_routes(vm: &VmState, plan: &Plan) -> Option<String> {
-    let routes = vm.net.routes.as_ref().filter(|_| plan.route.is_some())?;
-    Some(format!("The routes: those of {routes} (egress)."))
+fn chosen_routes<D>(
+    planner: &Planner<'_, D>,
+    vm: &VmState,
+    to: Destination,
+    plan: &Plan,
+) -> Option<String> {
+    let route = plan.route?;
+    let routes = vm.net.routes.as_ref()?;
+    let mut said = format!("The routes: those of {routes} (egress).");
+    let rule = planner.nat.network.undecided_rule(vm.net.id, to.addr);
+    if let Some(priority) = rule
+        && !matches!(route, Route::Undecided { .. })
+    {
+        said += &format!(
+            " The kernel was asked about this flow, because the rule {priority} of `ip rule` is by more \
+             than mark and addresses."
+        );
+    }
+    Some(said)
+}
+
+/// Says which next hops flows to an address are spread over; `None`: there is one, or the flow leaves by
+/// no route.
+fn next_hops<D>(
+    planner: &Planner<'_, D>,
+    vm: &VmState,
+    to: Destination,
+    plan: &Plan,
+) -> Option<String> {
+    plan.route?.hop()?;
+    let mut all = Vec::new();
+    let transport = Transport::to(to.protocol, to.port);
+    planner
+        .nat
+        .network
+        .route_choosing(vm.net.id, to.addr, transport, &mut |hops| {
+            let named = hops.iter().map(|hop| {
+                let (ifindex, weight) = (hop.ifindex, hop.share.weight);
+                let next_hop = hop.gateway.unwrap_or(to.addr);
+                format!("{next_hop} on ifindex {ifindex} (weight {weight})")
+            });
+            all = named.collect();
+            0
+        });
+    (!all.is_empty()).then(|| {
+        format!(
+            "The next hop: chosen for each flow by its addresses and ports, of {}.",
+            all.join(", ")
+        )
+    })
 }
 
 /// Says which of its pool's addresses the VM has; `None`: it has no pool of that family, or the flow
@@ -400,7 +448,7 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         (_, Some(Route::Refused(kind))) => format!("the host's route refuses it ({kind:?})"),
         (_, Some(Route::Undecided { priority })) => format!(
             "the rule {priority} of `ip rule` has a condition that slipgate does not check, such as ports or \
-             users, so it is not known which route comes next"
+             users, and the kernel, which was asked, named no routes that slipgate follows"
         ),
         (_, Some(Route::Unreachable | Route::Via { .. }) | None) => match &vm.net.routes {
             None => "no route leads there".to_owned(),

@@ -25,7 +25,7 @@ use std::{
 };
 
 use rand::{RngExt, rngs::StdRng};
-use slipgate_abi::IfIndex;
+use slipgate_abi::{IfIndex, Protocol};
 
 use super::{
     answer::{Answer, AnswerError},
@@ -59,7 +59,7 @@ pub(super) struct Exchange {
     token: Token,
     /// How it leaves to the resolvers that there were when it came, those that it can reach; `None`: as
     /// the host's own do, to any.
-    ways: Option<Vec<(SocketAddr, Way)>>,
+    ways: Option<upstream::Known>,
     attempts: Vec<Attempt>,
     spent: Vec<SocketAddr>,
     last: Option<SocketAddr>,
@@ -126,7 +126,7 @@ impl Exchange {
     pub(super) fn new(
         key: &[u8],
         token: Token,
-        ways: Option<Vec<(SocketAddr, Way)>>,
+        ways: Option<upstream::Known>,
         now_ns: u64,
     ) -> Self {
         Self {
@@ -293,7 +293,7 @@ impl Exchange {
         }
         let id = with.rng.random();
         let name = in_random_case(Key(&self.key).name(), with.rng);
-        let socket = upstream::udp(to, self.way_to(to)?)?;
+        let socket = upstream::udp(to, self.way_to(to, Protocol::Udp)?)?;
         with.poller.add(&socket, self.token, Interest::Read)?;
         sent(socket.send(&reply::query(id, Key(&self.key), &name)))?;
         self.keep(Attempt {
@@ -310,7 +310,7 @@ impl Exchange {
         let name: Box<[u8]> = Key(&self.key).name().0.into();
         let tcp = Tcp::open(
             to,
-            self.way_to(to)?,
+            self.way_to(to, Protocol::Tcp)?,
             &reply::query(id, Key(&self.key), &name),
         )?;
         with.poller.add(&tcp, self.token, tcp.interest())?;
@@ -326,28 +326,31 @@ impl Exchange {
         Ok(())
     }
 
-    /// Returns the way to a resolver.
+    /// Returns the way to a resolver by UDP or TCP.
     ///
     /// # Errors
     /// None leads there, or the resolver is one since the question came.
-    fn way_to(&self, to: SocketAddr) -> io::Result<Way> {
+    fn way_to(&self, to: SocketAddr, by: Protocol) -> io::Result<Way> {
         let Some(ways) = &self.ways else {
             return Ok(Way::default());
         };
         let mut ways = ways.iter();
-        let way = ways.find(|(known, _)| *known == to);
+        let way = ways.find(|(known, _)| *known == (to, by));
         way.map(|(_, way)| *way)
             .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
     }
 
-    /// Link by which a resolver is asked.
+    /// Link by which a resolver is asked: first by UDP.
     fn link_to(&self, to: SocketAddr) -> Option<IfIndex> {
         link_to(&self.ways, to)
     }
 
     /// Whether no route led to any of these resolvers when the question came.
     pub(super) fn reaches_none_of(&self, resolvers: &[SocketAddr]) -> bool {
-        !resolvers.is_empty() && resolvers.iter().all(|to| self.way_to(*to).is_err())
+        !resolvers.is_empty()
+            && resolvers
+                .iter()
+                .all(|to| self.way_to(*to, Protocol::Udp).is_err())
     }
 
     fn keep(&mut self, attempt: Attempt) {
@@ -358,8 +361,11 @@ impl Exchange {
     }
 }
 
-fn link_to(ways: &Option<Vec<(SocketAddr, Way)>>, to: SocketAddr) -> Option<IfIndex> {
-    let way = ways.as_ref()?.iter().find(|(known, _)| *known == to);
+fn link_to(ways: &Option<upstream::Known>, to: SocketAddr) -> Option<IfIndex> {
+    let way = ways
+        .as_ref()?
+        .iter()
+        .find(|(known, _)| *known == (to, Protocol::Udp));
     way.and_then(|(_, way)| way.link)
 }
 

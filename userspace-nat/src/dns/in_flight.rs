@@ -1,8 +1,5 @@
 //! Questions in flight: the guests that wait for each, and the VM whose share it counts in.
-use std::{
-    collections::{BTreeSet, HashMap},
-    net::SocketAddr,
-};
+use std::collections::{BTreeSet, HashMap};
 
 use slipgate_abi::VmId;
 
@@ -10,7 +7,7 @@ use super::{
     exchange::{Exchange, Progress, Surroundings},
     proxy::Origin,
     reply::Asked,
-    upstream::Way,
+    upstream,
 };
 use crate::{
     poll::{Subsystem, Token},
@@ -133,7 +130,7 @@ impl InFlight {
     pub(super) fn begin(
         &mut self,
         key: &[u8],
-        (waiter, ways): (Waiter, Option<Vec<(SocketAddr, Way)>>),
+        (waiter, ways): (Waiter, Option<upstream::Known>),
         now_ns: u64,
     ) -> Result<u16, Box<Waiter>> {
         let Some(index) = self.free.pop() else {

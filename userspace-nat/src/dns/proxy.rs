@@ -9,7 +9,7 @@ use std::{
 };
 
 use rand::rngs::StdRng;
-use slipgate_abi::{DropReason, VmId};
+use slipgate_abi::{DropReason, Protocol, VmId};
 use slipgate_model::OpenQuestion;
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
     query::{Key, Query, QueryError},
     reply::{self, Asked},
     resolvers::{Candidates, Resolvers, Silent},
-    upstream::{Way, Ways},
+    upstream::{self, Ways},
 };
 use crate::{
     datagram::headers_len,
@@ -367,7 +367,7 @@ impl Proxy {
 
     /// Returns the ways of a VM's question to those of its resolvers that it can reach; `None`: it leaves
     /// as the host's own do.
-    fn ways_of(&self, vm: VmId, ways: &dyn Ways) -> Option<Vec<(SocketAddr, Way)>> {
+    fn ways_of(&self, vm: VmId, ways: &dyn Ways) -> Option<upstream::Known> {
         if ways.are_hosts(vm) {
             return None;
         }
@@ -377,7 +377,9 @@ impl Proxy {
         };
         // The host's too: another policy may lead it there while it is in flight.
         let all = own.iter().chain(&self.host);
-        let reached = all.filter_map(|to| Some((*to, ways.way(vm, to.ip())?)));
+        // Rules of the host may lead a datagram and a connection elsewhere.
+        let each = all.flat_map(|to| [(*to, Protocol::Udp), (*to, Protocol::Tcp)]);
+        let reached = each.filter_map(|(to, by)| Some(((to, by), ways.way(vm, to, by)?)));
         Some(reached.collect())
     }
 

@@ -1,10 +1,10 @@
 use std::{cell::RefCell, rc::Rc, time::Instant};
 
-use slipgate_abi::VmId;
+use slipgate_abi::{Protocol, VmId};
 
 use super::{
     super::{
-        Name, NameVerdict,
+        Name, NameVerdict, Way,
         tests::{hickory::*, rig::*},
     },
     *,
@@ -384,29 +384,34 @@ impl Ways for Nowhere {
         false
     }
 
-    fn way(&self, _: VmId, _: IpAddr) -> Option<Way> {
+    fn way(&self, _: VmId, _: SocketAddr, _: Protocol) -> Option<Way> {
         None
     }
+}
+
+/// Asks as the guest whose questions leave by these ways.
+fn ask_by(rig: &mut Rig, ways: &dyn Ways, query: &Message) {
+    let vm = rig.vm.clone();
+    let guest = Guest {
+        vm: &vm,
+        has_ipv6: false,
+        ways,
+    };
+    let origin = Origin::Udp {
+        guest: ([10, 0, 2, 15], 4000).into(),
+        server: ASKED.into(),
+    };
+    let query = query.to_vec().unwrap();
+    rig.proxy
+        .query(guest, origin, &query, &rig.poller, rig.now_ns)
+        .unwrap();
 }
 
 #[test]
 fn a_guest_is_told_that_no_route_leads_to_a_resolver() {
     let upstream = Upstream::new();
     let mut rig = Rig::new(&[&upstream]);
-    let vm = rig.vm.clone();
-    let guest = Guest {
-        vm: &vm,
-        has_ipv6: false,
-        ways: &Nowhere,
-    };
-    let origin = Origin::Udp {
-        guest: ([10, 0, 2, 15], 4000).into(),
-        server: ASKED.into(),
-    };
-    let query = with_edns(www(1), 1232, false).to_vec().unwrap();
-    rig.proxy
-        .query(guest, origin, &query, &rig.poller, rig.now_ns)
-        .unwrap();
+    ask_by(&mut rig, &Nowhere, &with_edns(www(1), 1232, false));
     let told = rig.proxy.next_reply().unwrap().message;
     assert_eq!(read(&told).metadata.response_code, ResponseCode::ServFail);
     let reason = b"no route";
@@ -419,4 +424,28 @@ fn a_guest_is_told_that_no_route_leads_to_a_resolver() {
     rig.settle();
     let told = rig.proxy.next_reply().unwrap().message;
     assert!(!told.windows(reason.len()).any(|part| part == reason));
+}
+
+/// Datagrams to a resolver leave, and connections do not.
+#[derive(Debug)]
+struct ByDatagrams;
+
+impl Ways for ByDatagrams {
+    fn are_hosts(&self, _: VmId) -> bool {
+        false
+    }
+
+    fn way(&self, _: VmId, _: SocketAddr, by: Protocol) -> Option<Way> {
+        (by == Protocol::Udp).then(Way::default)
+    }
+}
+
+#[test]
+fn a_question_by_tcp_leaves_by_the_way_of_connections() {
+    let upstream = Upstream::new();
+    let mut rig = Rig::new(&[&upstream]);
+    ask_by(&mut rig, &ByDatagrams, &www(1));
+    upstream.truncate();
+    rig.settle();
+    assert!(rig.told().metadata.truncation, "there is no way by TCP");
 }

@@ -5,12 +5,12 @@
 use std::{
     fmt,
     io::{self, Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     os::fd::{AsFd, BorrowedFd},
 };
 
 use nix::sys::socket::SockType;
-use slipgate_abi::{IfIndex, VmId};
+use slipgate_abi::{IfIndex, Protocol, VmId};
 
 use crate::{inet, poll::Interest};
 
@@ -21,13 +21,16 @@ pub struct Way {
     pub link: Option<IfIndex>,
 }
 
+/// The ways to resolvers by their protocol, those that there are.
+pub(super) type Known = Vec<((SocketAddr, Protocol), Way)>;
+
 /// How VMs' questions leave.
 pub trait Ways: fmt::Debug {
     /// Whether a VM's questions leave as the host's own do, to whatever resolver.
     fn are_hosts(&self, vm: VmId) -> bool;
 
-    /// Returns how a VM's questions to a resolver leave; `None`: not at all.
-    fn way(&self, vm: VmId, resolver: IpAddr) -> Option<Way>;
+    /// Returns how a VM's questions to a resolver leave by UDP or TCP; `None`: not at all.
+    fn way(&self, vm: VmId, resolver: SocketAddr, by: Protocol) -> Option<Way>;
 }
 
 /// Ways of VMs whose questions leave as the host's own do.
@@ -39,7 +42,7 @@ impl Ways for AsTheHost {
         true
     }
 
-    fn way(&self, _: VmId, _: IpAddr) -> Option<Way> {
+    fn way(&self, _: VmId, _: SocketAddr, _: Protocol) -> Option<Way> {
         Some(Way::default())
     }
 }

@@ -74,6 +74,33 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         Ok(self.core.nat.flows.adoption)
     }
 
+    /// Ends and records the flows that were listed, those of a user-mode engine that has died, with what
+    /// their slots last counted. Their sockets and tuples are gone, so nothing is judged, and no turn is
+    /// run before or after this.
+    pub fn end_orphans(&mut self) {
+        let now_ns = self.clock.now_ns();
+        let mut is_over = false;
+        while !is_over {
+            let Nat {
+                flows, datapath, ..
+            } = &mut self.core.nat;
+            for _ in 0..self.adopting.slots_per_turn {
+                match flows.next_left() {
+                    Some(slot) => flows.orphan(datapath, slot, now_ns),
+                    None => is_over = true,
+                }
+            }
+            self.record_adopted();
+            // Nobody is served meanwhile, and the queue to a slow disk has little room: each part is
+            // waited for.
+            self.finish_log();
+            self.free_recorded(now_ns);
+        }
+        if let Some(lost) = self.losses.rest() {
+            self.report_lost(lost);
+        }
+    }
+
     /// Adopts flows that are left of these VMs, `most` slots. A VM is taken from the list when it has
     /// none. Returns whether none is left of all of them.
     pub(super) fn adopt_some(&mut self, vms: &mut Vec<VmRow>, most: usize) -> bool {

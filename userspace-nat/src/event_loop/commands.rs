@@ -18,7 +18,7 @@ use crate::{
     control::{Control, EndsToken, Forward, ForwardChange, why::why},
     datapath::Datapath,
     dns::Origin,
-    event_loop::{Engine, EngineError},
+    event_loop::{Engine, EngineError, cut::MOST_PROBES},
     flow::{EndReason, Flows},
     observe::{CaptureRequest, NotCaptured, PortDump},
     packet_path::Disposition,
@@ -26,7 +26,7 @@ use crate::{
     port::FrameIo,
     record::Output,
     relay,
-    route::RouteTable,
+    route::{RouteTable, ask::AskKernel},
     state::{Core, Nat},
     vm::VmNet,
 };
@@ -40,7 +40,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.replace_vm(spec, true);
     }
 
-    /// Replaces a VM's description. `watch`: its activity may be looked at in another way too.
+    /// Replaces a VM's description. `watch`: its policy is the same as before.
     pub(super) fn replace_vm(&mut self, spec: VmSpec, watch: bool) {
         let (row, id) = (spec.row, spec.id);
         let stats = self.core.nat.datapath.stats(row);
@@ -48,12 +48,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let row6 = self.core.nat.datapath.vm6(row);
         self.services.relay.add_vm(vm.clone(), row6);
         self.core.advertise_ipv6_of(&vm, self.clock.now_ns());
-        if watch {
-            self.activity.watch(&vm, self.clock.now_ns());
-        }
         let before = self.core.vms.get(row).map(|vm| vm.net.ipv6);
         let ipv6 = vm.ipv6;
+        let watched = vm.clone();
         let moved = self.core.set_vm(vm);
+        self.watch_activity(&watched);
         if before.is_some_and(|before| before != ipv6) {
             let left = self.core.flows_of_other_prefix(row);
             self.cut_slots(&left, EndReason::Prefix);
@@ -94,6 +93,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             network: known,
             ..
         } = &mut self.core.nat;
+        known.following.probes = MOST_PROBES;
         known.set_links(&network.links, flows);
         known.set_routes(RouteTable::new(&network.routes), flows);
     }
@@ -166,6 +166,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let flows = &mut self.core.nat.flows;
         flows.mappings.set_reserved(ports.iter().copied());
         flows.ports.set_reserved(ports);
+    }
+
+    /// Sets whom to ask about rules of the host that the engine can't judge. Nobody is asked without
+    /// it, and flows that come to such a rule are refused.
+    pub fn set_route_kernel(&mut self, kernel: Box<dyn AskKernel>) {
+        self.core.nat.network.set_kernel(kernel);
     }
 
     /// Sets the range of ports for endpoint-independent mappings, before flows are adopted.
@@ -253,8 +259,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    /// Delivers what was held for a VM, whose guest runs again. Returns `false`, and changes
-    /// nothing, if its TAP is not there.
+    /// Delivers what was held for a VM, whose guest runs again, and what came meanwhile. Returns
+    /// `false`, and changes nothing, if its TAP is not there.
     pub fn wake(&mut self, row: VmRow) -> bool {
         let Some(vm) = self.core.nat.datapath.vm(row) else {
             return false;
@@ -275,8 +281,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
             self.write_answers();
         }
-        // What is handed over until now is sent on by the engine, as soon as it is read.
+        // What goes by the kernel's path must not overtake what was handed over since. What is handed over
+        // between the last look and this is sent on when it is read.
+        self.read_port_until_empty();
         vm.flags().fetch_and(!VmFlags::ASLEEP, Release);
+        self.record_starts();
         true
     }
 

@@ -67,6 +67,18 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
+    /// Does a turn's part of the walk in which flows follow the host's network, and cuts those whose
+    /// destination is not reached as it was.
+    pub(super) fn go_on_following(&mut self, now_ns: u64) {
+        let astray = self.core.nat.go_on_following(now_ns);
+        if astray.is_empty() {
+            return;
+        }
+        let mut probes = self.core.nat.network.following.probes;
+        self.cut_probing(&astray, EndReason::Route, &mut probes);
+        self.core.nat.network.following.probes = probes;
+    }
+
     fn all_slots_of(&mut self, row: VmRow) -> Vec<SlotIndex> {
         self.adopt_vm(row);
         self.core.nat.flows.slots_of(row).to_vec()

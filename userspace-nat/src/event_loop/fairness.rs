@@ -3,7 +3,8 @@
 //! The port's queue is one for all VMs, and a VM's flood fills it as far as its credits go. So
 //! frames are read from it faster than they are handled, and wait here, each sender's in their
 //! order. The sender whose frames have cost least is served next; the cost of a frame is the number
-//! of frames that it led to, or more if it opened a flow. A sender that had no frame waiting begins with the cost of the one that
+//! of frames that it led to, or more if it opened a flow, had early fragments looked for, or the kernel
+//! asked about its route. A sender that had no frame waiting begins with the cost of the one that
 //! is served, so it neither makes up for its silence nor waits for those who were busy (start-time
 //! fair queueing, Goyal et al., SIGCOMM 1996). A VM's single SYN thus waits for two frames of each
 //! VM at most, however many precede it. A guest and the world that sends to it are two senders.

@@ -7,7 +7,8 @@
 //! 1. frames, which are read in batches of [`BATCH`](crate::port::BATCH) and of which some are
 //!    handled after each, with VMs taking turns (`fairness`); a frame that goes back to the kernel
 //!    is written at once, in the buffer it came in. Each counts as the frames it leads to, a large
-//!    datagram as its fragments, and one that opens a flow as [`OPENING_WORK`]: a turn has
+//!    datagram as its fragments, and one that opens a flow as [`OPENING_WORK`]. To that come a search
+//!    for early fragments with what it finds, and questions to the kernel. A turn has
 //!    [`WORK_PER_TURN`] of these, and the rest waits for the next turn;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
@@ -72,9 +73,14 @@ const WORK_PER_READ: usize = BATCH / 2;
 const SKIPPED_READINGS: u8 = 3;
 /// Work of a frame that opens a flow: it takes about four times as long as one that is refused.
 const OPENING_WORK: usize = 4;
+/// Work of a question to the kernel about a route: two system calls.
+const QUESTION_WORK: usize = 2;
 /// Most rounds of timers in one turn, each for as much as the outbox has room for: a VM may have
 /// thousands of timers due at once, and first packets wait meanwhile.
 const ROUNDS_PER_TURN: usize = 4;
+/// Most turns' work with which a VM that wakes keeps the others waiting, so that what was handed over
+/// meanwhile is not overtaken.
+const TURNS_AT_WAKE: usize = 4;
 /// Interval between two scans while frames arrive, ns.
 const SCAN_INTERVAL_NS: u64 = 100 * MILLISECOND_NS;
 /// Interval between two scans while none arrive, ns.
@@ -139,6 +145,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.first_packets.close(&self.core.nat.datapath);
                 self.end_captures();
                 self.drop_all_held();
+                for frame in self.core.unaddressed.take_all() {
+                    self.write_as_it_is(&frame);
+                }
                 if exit == OnExit::Detach {
                     self.finish_adoption()?;
                     self.end_all();
@@ -286,6 +295,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.listening.next_deadline_ns(),
             self.activity.next_deadline_ns(),
             self.core.sleeping.next_deadline_ns(),
+            self.core.unaddressed.next_deadline_ns(),
             self.core.reassembly.next_deadline_ns(),
             self.core.advertisements.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
@@ -323,6 +333,19 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
         }
         Ok(())
+    }
+
+    /// Handles what the port has, until it is found empty or [`TURNS_AT_WAKE`] turns' work is done.
+    fn read_port_until_empty(&mut self) {
+        self.is_port_read = false;
+        for _ in 0..TURNS_AT_WAKE {
+            // A port that was left out is not known to be empty.
+            self.skipped_readings = 0;
+            // An error comes again in the next turn, which ends with it.
+            if self.read_port().is_err() || self.is_port_empty() {
+                break;
+            }
+        }
     }
 
     /// Reads frames from the port and from the ring of first packets. What the port has is put behind
@@ -381,20 +404,31 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             };
             credits::take_in(&self.core.nat.datapath, turn.sender, turn.credits);
             let bytes = self.batch.kept_mut(turn.frame);
-            if self.watch.is_on() {
-                let Core { nat, vms, .. } = &self.core;
-                let wall = self.clock.wall();
-                self.watch.passed(nat, vms, bytes, Direction::Read, wall);
-            }
+            self.watch
+                .passed(&self.core, &self.clock, bytes, Direction::Read);
             let queued = self.core.out.queue.len();
             let flows = self.core.nat.flows.len();
+            let asked = self.core.nat.network.questions();
+            let early = self.core.take_early(bytes, now_ns);
+            // Each copy that is looked into counts as a frame, and so does the search for them.
+            let mut more = early.as_ref().map_or(0, |early| 1 + early.looks);
+            for mut early in early.into_iter().flat_map(|early| early.frames) {
+                self.watch
+                    .passed(&self.core, &self.clock, &early, Direction::Read);
+                let (services, poller) = (&mut self.services, &self.poller);
+                // Without its first fragment no datagram is whole, so it is held, or dropped and counted.
+                // It is no frame of the port.
+                let _ = self.core.handle(&mut early, services, poller, now_ns);
+            }
             let disposition = self
                 .core
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
             self.frames.frames_read += 1;
             let is_opened = self.core.nat.flows.len() > flows;
             let least = if is_opened { OPENING_WORK } else { 1 };
-            let cost = (self.core.out.queue.len() - queued).max(least);
+            let asked = self.core.nat.network.questions() - asked;
+            more += QUESTION_WORK * asked as usize;
+            let cost = (self.core.out.queue.len() - queued).max(least) + more;
             spent += cost;
             let disposition = match disposition {
                 Disposition::Open(slot) => {
@@ -408,12 +442,13 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 Disposition::Sent => self.frames.frames_returned += 1,
                 Disposition::Send | Disposition::Open(_) => {
                     self.frames.frames_returned += 1;
-                    if self.watch.is_on() {
-                        let Core { nat, vms, .. } = &self.core;
-                        let wall = self.clock.wall();
-                        self.watch.passed(nat, vms, bytes, Direction::Written, wall);
-                    }
-                    if self.port.send(bytes).is_err() {
+                    self.watch
+                        .passed(&self.core, &self.clock, bytes, Direction::Written);
+                    let Core {
+                        nat, unaddressed, ..
+                    } = &mut self.core;
+                    let is_kept = unaddressed.keeps(&nat.datapath, bytes, now_ns);
+                    if !is_kept && self.port.send(bytes).is_err() {
                         self.frames.frames_unsent += 1;
                         self.core.count_unsent(bytes);
                     }
@@ -461,7 +496,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         while let Some((row, frame)) = self.core.sleeping.expire(now_ns) {
             self.core.drop_held(row, &frame, DropReason::EngineBusy);
         }
-        self.core.nat.go_on_following(now_ns);
+        self.go_on_following(now_ns);
         self.core.follow_mappings();
         self.go_on_reloading();
         self.in_rounds(|engine| engine.work_services(now_ns));
@@ -505,6 +540,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.record_refusals();
             }
         }
+        if !self.core.unaddressed.is_empty() {
+            self.go_on_addressing(now_ns);
+        }
         if self.core.forwards.is_finding_guests() {
             let core = &mut self.core;
             let (vms, datapath) = (&core.vms, &core.nat.datapath);
@@ -528,11 +566,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    /// Notes what the engine itself sends to VMs that sleep.
+    /// Notes what the engine itself sends to VMs that sleep because something came for them.
     fn note_knocks(&mut self) {
         let now_ns = self.clock.now_ns();
         let Core { out, sleeping, .. } = &mut self.core;
-        for frame in out.queue.frames() {
+        for frame in out.queue.prompted_frames() {
             if let Some((row, tuple)) = sent_to_guest(frame) {
                 sleeping.knock(row, &tuple, now_ns);
             }
@@ -565,15 +603,29 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Writes a frame that goes back to the kernel.
     fn write(&mut self, frame: &[u8]) {
-        if self.watch.is_on() {
-            let Core { nat, vms, .. } = &self.core;
-            let wall = self.clock.wall();
-            self.watch.passed(nat, vms, frame, Direction::Written, wall);
+        self.watch
+            .passed(&self.core, &self.clock, frame, Direction::Written);
+        let Core {
+            nat, unaddressed, ..
+        } = &mut self.core;
+        if !unaddressed.keeps(&nat.datapath, frame, self.clock.now_ns()) {
+            self.write_as_it_is(frame);
         }
+    }
+
+    fn write_as_it_is(&mut self, frame: &[u8]) {
         if self.port.send(frame).is_err() {
             self.frames.frames_unsent += 1;
             self.core.count_unsent(frame);
         }
+    }
+
+    /// Asks guests whose MAC is not known for it, and writes what need not wait for one any more.
+    fn go_on_addressing(&mut self, now_ns: u64) {
+        for frame in self.core.go_on_addressing(now_ns) {
+            self.write_as_it_is(&frame);
+        }
+        self.write_answers();
     }
 
     /// Leads the engine's own packets to guests' translated addresses back in. What they lead to is
@@ -596,13 +648,13 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if !self.core.sleeping.is_empty() {
             self.note_knocks();
         }
+        let now_ns = self.clock.now_ns();
         for frame in self.core.out.queue.frames() {
-            if self.watch.is_on() {
-                let Core { nat, vms, .. } = &self.core;
-                let wall = self.clock.wall();
-                self.watch.passed(nat, vms, frame, Direction::Written, wall);
-            }
-            if self.port.send(frame).is_err() {
+            self.watch
+                .passed(&self.core, &self.clock, frame, Direction::Written);
+            let unaddressed = &mut self.core.unaddressed;
+            let is_kept = unaddressed.keeps(&self.core.nat.datapath, frame, now_ns);
+            if !is_kept && self.port.send(frame).is_err() {
                 self.frames.frames_unsent += 1;
                 self.core.count_unsent(frame);
             }

@@ -3,8 +3,8 @@
 //! VMs by row, then flows by slot, then relayed flows by number.
 use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::{
-    EngineInventory, LiveRelayed, MappingCounts, NameCounts, RefusedQuestions, RefusedSample,
-    RelayedCounts,
+    EngineInventory, GuestTcpCounts, LiveRelayed, MappingCounts, NameCounts, RefusedQuestions,
+    RefusedSample, RelayedCounts,
 };
 
 use crate::{
@@ -71,6 +71,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let text_of = |rule| core.rules.texts.known(rule);
             let (id, name) = (vm.net.id, &vm.net.name);
             let relayed = counts_of(self.services.relay.counts(id));
+            let mut tcp = self.services.relay.tcp_counts(id);
+            tcp += self.port.tcp_counts();
+            let has_tcp = tcp != GuestTcpCounts::default();
             let mut refused = core.journal.refusals.samples(id, name, text_of, now_ns);
             refused.truncate(SHOWN_REFUSALS);
             let mut counts = counts;
@@ -83,20 +86,24 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let labels = &vm.net.labels;
             let mappings = core.nat.flows.mappings.counts(id);
             let is_mapped = mappings != MappingCounts::default();
-            if !names && !is_mapped && relayed == RelayedCounts::default() && labels.is_empty() {
+            let has_counts = names || is_mapped || has_tcp;
+            if !has_counts && relayed == RelayedCounts::default() && labels.is_empty() {
                 continue;
             }
             let takes = size(&counts)
                 + refused.iter().map(size_of_sample).sum::<usize>()
-                + 3 * ENTRY_BYTES
+                + 4 * ENTRY_BYTES
                 + labels.iter().map(size_of_label).sum::<usize>()
-                + 7 * name.len();
+                + 8 * name.len();
             if !draft.has_room(takes, row.word().into()) {
                 return false;
             }
             let page = &mut draft.page;
             if relayed != RelayedCounts::default() {
                 page.relayed.push((name.clone(), relayed));
+            }
+            if has_tcp {
+                page.tcp.push((name.clone(), tcp));
             }
             if is_mapped {
                 page.mappings.push((name.clone(), mappings));

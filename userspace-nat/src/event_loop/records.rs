@@ -188,7 +188,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    fn report_lost(&self, lost: u64) {
+    pub(super) fn report_lost(&self, lost: u64) {
         let why = self.log.last_error();
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
         tracing::warn!(

@@ -2,6 +2,7 @@
 mod activity;
 mod admission;
 mod adoption;
+mod asked_routes;
 mod books;
 mod budgets;
 mod carried;
@@ -37,4 +38,5 @@ mod sleeping;
 mod slow_disk;
 mod speed;
 mod survival;
+mod unaddressed;
 mod why_agrees;

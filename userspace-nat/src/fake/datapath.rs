@@ -3,9 +3,9 @@
 use std::{collections::HashSet, io, net::IpAddr, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, Ip4, Ip6,
-    NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Verdict,
-    Vm6Ref, VmId, VmRef, VmRow,
+    Addresses6Ref, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6,
+    ForwardTarget, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow, early_fragment,
     first_packet::place,
     link::NextHopFlags,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, SLOTS_PER_CHUNK, may_claim_chunk},
@@ -335,8 +335,25 @@ impl Tables for FakeDatapath {
         Some(kernel.first_packet(place(self.owner, number)))
     }
 
+    fn early_tag(&self, index: u32) -> Option<EarlyTagRef> {
+        Some(self.kernel.borrow().early_tag(index))
+    }
+
+    fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef> {
+        let kernel = self.kernel.borrow();
+        // It is asked for when the copy was taken by its tag.
+        if kernel.faults.claims_early.take() {
+            let tag = kernel.early_tag(place);
+            let number = tag.word().load(Relaxed) + u64::from(early_fragment::PLACES);
+            tag.word().store(early_fragment::claim(number), Relaxed);
+        }
+        Some(kernel.early_fragment(place))
+    }
+
     fn stats(&self, row: VmRow) -> VmStats {
-        self.kernel.borrow().stats(row.get())
+        // A row beyond the last is nobody's, as in the mapped tables.
+        let row = if row.word() <= VMS { row.get() } else { 0 };
+        self.kernel.borrow().stats(row)
     }
 
     fn rates(&self, row: VmRow) -> Option<RateRef> {

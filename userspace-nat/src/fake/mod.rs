@@ -21,11 +21,12 @@ use std::{
 
 use nix::sys::epoll::{Epoll, EpollFlags};
 use slipgate_abi::{
-    Addresses6, Addresses6Ref, Command, DropCounters, FirstPacket, FirstPacketRef, FlowRef, Ip4,
-    Ip6, NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences,
-    SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters,
-    VmId, VmRates, VmRef, VmRow,
+    Addresses6, Addresses6Ref, Command, DropCounters, EarlyFragment, EarlyFragmentRef, EarlyTag,
+    EarlyTagRef, FirstPacket, FirstPacketRef, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHop,
+    NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, Fragment6, PLACES},
+    early_fragment,
     first_packet::RING_LEN,
     maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
     rate::RateRef,
@@ -113,6 +114,14 @@ pub struct Faults {
     /// Number of further looks at the places of a ring that find a program which has not published its
     /// packet yet.
     pub unpublished_looks: Cell<u32>,
+    /// Number of further looks at the tables of fragments that find nothing: the first fragment comes
+    /// behind them.
+    pub unseen_fragments: Cell<u32>,
+    /// Whether an engine takes all copies of early fragments before the next look at those tables that
+    /// finds something.
+    pub takes_early: Cell<bool>,
+    /// Whether a program claims the place of the next copy that an engine takes, before it is read.
+    pub claims_early: Cell<bool>,
     /// Length of the port's queue, beyond which frames are lost; 0 for no limit.
     pub queue_len: usize,
 }
@@ -125,6 +134,8 @@ pub struct Kernel {
     vms: Shared<Vm>,
     owner_rows: Shared<maps::Owner>,
     first_packets: Shared<FirstPacket>,
+    early_fragments: Shared<EarlyFragment>,
+    early_tags: Shared<EarlyTag>,
     counters: Shared<VmCounters>,
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
@@ -211,6 +222,8 @@ impl Kernel {
             vms: Shared::zeroed(VMS as usize + 1),
             owner_rows: Shared::zeroed(MAX_OWNERS as usize),
             first_packets: Shared::zeroed((MAX_OWNERS * RING_LEN) as usize),
+            early_fragments: Shared::zeroed(early_fragment::PLACES as usize),
+            early_tags: Shared::zeroed(early_fragment::TAGS as usize),
             counters: Shared::zeroed(VMS as usize + 1),
             drops: Shared::zeroed(VMS as usize + 1),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
@@ -287,6 +300,18 @@ impl Kernel {
     pub fn first_packet(&self, index: u32) -> FirstPacketRef {
         // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
         unsafe { FirstPacketRef::new(self.first_packets.at(index as usize)) }
+    }
+
+    /// Handle to an element of `EARLY_TAGS`.
+    pub fn early_tag(&self, index: u32) -> EarlyTagRef {
+        // SAFETY: as above.
+        unsafe { EarlyTagRef::new(self.early_tags.at(index as usize)) }
+    }
+
+    /// Handle to the copy of an early fragment.
+    pub fn early_fragment(&self, place: u32) -> EarlyFragmentRef {
+        // SAFETY: as above.
+        unsafe { EarlyFragmentRef::new(self.early_fragments.at(place as usize)) }
     }
 
     /// Handle to the slot with this index.

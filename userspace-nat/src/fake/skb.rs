@@ -2,13 +2,14 @@
 use std::{cell::RefCell, collections::HashMap, hash::Hash, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, DropReason, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget,
-    Ip4, Ip6, NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6,
-    Vm6Ref, VmRef,
+    Addresses6Ref, DropReason, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey,
+    ForwardKey6, ForwardTarget, Ip4, Ip6, NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         self,
         fragment_table::{Fragment, Fragment6, PLACES},
     },
+    early_fragment::{PLACES as EARLY_PLACES, TAGS, taken},
     first_packet::RING_LEN,
     maps::{MAX_NEXT_HOPS, MAX_OWNERS},
     rate::RateRef,
@@ -34,6 +35,14 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn first_packet(self, index: u32) -> Option<FirstPacketRef> {
         (index < MAX_OWNERS * RING_LEN).then(|| Kernel::first_packet(self, index))
+    }
+
+    fn early_tag(self, index: u32) -> Option<EarlyTagRef> {
+        (index < TAGS).then(|| Kernel::early_tag(self, index))
+    }
+
+    fn early_fragment(self, place: u32) -> Option<EarlyFragmentRef> {
+        (place < EARLY_PLACES).then(|| Kernel::early_fragment(self, place))
     }
 
     fn rates(self, row: u32) -> Option<RateRef> {
@@ -110,11 +119,13 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn fragment(self, place: u32) -> Option<*mut Fragment> {
-        ((place as usize) < PLACES).then(|| self.fragments.at(place as usize))
+        (self.sees_fragments() && (place as usize) < PLACES)
+            .then(|| self.fragments.at(place as usize))
     }
 
     fn fragment6(self, place: u32) -> Option<*mut Fragment6> {
-        ((place as usize) < PLACES).then(|| self.fragments6.at(place as usize))
+        (self.sees_fragments() && (place as usize) < PLACES)
+            .then(|| self.fragments6.at(place as usize))
     }
 }
 
@@ -129,6 +140,20 @@ fn target(&(row, vm): &(u16, u32)) -> ForwardTarget {
 }
 
 impl Kernel {
+    /// Whether a look at the tables of fragments finds what is there.
+    fn sees_fragments(&self) -> bool {
+        let left = self.faults.unseen_fragments.get();
+        self.faults.unseen_fragments.set(left.saturating_sub(1));
+        if left == 0 && self.faults.takes_early.take() {
+            for place in 0..EARLY_PLACES {
+                let tag = self.early_tag(place);
+                let word = tag.word().load(Relaxed);
+                tag.word().store(taken(word), Relaxed);
+            }
+        }
+        left == 0
+    }
+
     /// Inserts an entry of a running program; `world` is the tuple that goes first.
     fn order<T: Copy + Eq + Hash>(
         &self,

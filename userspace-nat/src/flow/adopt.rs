@@ -48,7 +48,7 @@ pub struct Adoption {
     pub ended: usize,
     /// Tuples that belonged to no flow.
     pub dangling: usize,
-    /// Live flows that were ended because the present rules or forwards do not admit them.
+    /// Live flows that were ended because the present rules, forwards or routes do not admit them.
     pub refused: usize,
     /// Live flows that were ended because the engine that inspected them is gone.
     pub uninspected: usize,
@@ -257,21 +257,7 @@ impl Flows {
         }
         let verdict = live.verdict().load(Relaxed);
         let is_closing = verdict == Verdict::Closing as u32;
-        // A flow that was only captured is released by the caller.
-        let is_captured = live.flags() & SlotFlags::CAPTURED != 0;
-        let is_hairpin = live.flags() & SlotFlags::HAIRPIN != 0;
-        let is_held = verdict == Verdict::Engine as u32 && !is_captured && !is_hairpin;
-        let mut entry = Entry::live(
-            datapath.guest_tuple(slot),
-            datapath.addresses(slot).nat,
-            live.nat_port(),
-            live.row(),
-            live.generation().load(Relaxed),
-            Marks::NONE
-                .with(Marks::FROM_WORLD, live.flags() & SlotFlags::INBOUND != 0)
-                .with(Marks::HELD, is_held)
-                .with(Marks::HAIRPIN, is_hairpin),
-        );
+        let mut entry = left_entry(datapath, slot);
         let reference = FlowRef::new(slot, entry.generation);
         let mut has = |tuple| Ok(datapath.get(&tuple)? == Some(reference));
         let (has_guest, has_world) = match (has(entry.guest), has(entry.world())) {
@@ -331,6 +317,31 @@ impl Flows {
         Ok(true)
     }
 
+    /// Ends the flow of a slot, if it is left: a user-mode engine has died that had its socket and, in its
+    /// own memory, its tuples. It is among [`Flows::take_ended`] then.
+    pub(crate) fn orphan(&mut self, datapath: &impl Datapath, slot: SlotIndex, now_ns: u64) {
+        let live = datapath.slot(slot);
+        if !self.is_left(live, slot) {
+            return;
+        }
+        let verdict = live.verdict().load(Relaxed);
+        let reason = match verdict == Verdict::Closing as u32 {
+            true => EndReason::Adopted,
+            false => EndReason::EngineDied,
+        };
+        live.set_verdict(Verdict::Closing);
+        let entry = left_entry(datapath, slot);
+        self.pass(&entry);
+        self.left.ended.push(Ended {
+            slot,
+            content: end::read(live),
+            addresses: entry.addresses(),
+            reason,
+            held: verdict == Verdict::Engine as u32,
+            ended_ns: now_ns,
+        });
+    }
+
     fn list_again(&mut self, slot: SlotIndex, row: VmRow) {
         self.left.vms.entry(row).or_default().slots.push(slot);
         self.left.order.push(row);
@@ -341,12 +352,14 @@ impl Flows {
         std::mem::take(&mut self.left.ended)
     }
 
-    /// Notes that a slot is no longer left.
+    /// Notes that a slot is no longer left. It may have changed since it was listed, if another process
+    /// still writes to it: the sums are estimates then, and none goes below 0.
     fn pass(&mut self, entry: &Entry) {
-        self.left.all -= 1;
+        let less = |sum: &mut usize, by: usize| *sum = sum.saturating_sub(by);
+        less(&mut self.left.all, 1);
         if let Some(of_vm) = self.left.vms.get_mut(&entry.vm_row) {
-            of_vm.left -= 1;
-            of_vm.from_world -= usize::from(entry.is_from_world());
+            less(&mut of_vm.left, 1);
+            less(&mut of_vm.from_world, usize::from(entry.is_from_world()));
         }
     }
 
@@ -381,6 +394,27 @@ impl Flows {
         }
         Ok(())
     }
+}
+
+/// Returns the entry of a flow that is left in a slot, by what the slot has.
+fn left_entry(datapath: &impl Datapath, slot: SlotIndex) -> Entry {
+    let live = datapath.slot(slot);
+    let has = |flag| live.flags() & flag != 0;
+    let is_hairpin = has(SlotFlags::HAIRPIN);
+    // A flow that was only captured is released by whoever adopts it.
+    let is_engines = live.verdict().load(Relaxed) == Verdict::Engine as u32;
+    let is_held = is_engines && !has(SlotFlags::CAPTURED) && !is_hairpin;
+    Entry::live(
+        datapath.guest_tuple(slot),
+        datapath.addresses(slot).nat,
+        live.nat_port(),
+        live.row(),
+        live.generation().load(Relaxed),
+        Marks::NONE
+            .with(Marks::FROM_WORLD, has(SlotFlags::INBOUND))
+            .with(Marks::HELD, is_held)
+            .with(Marks::HAIRPIN, is_hairpin),
+    )
 }
 
 /// Inserts the missing tuple of a pair. Returns `false` when that fails, or both are missing.

@@ -16,6 +16,7 @@ impl EndReason {
                 | Self::Generation
                 | Self::Uplink
                 | Self::Prefix
+                | Self::Route
                 | Self::Inspection
                 | Self::ResetForGood
         )
@@ -48,6 +49,12 @@ impl Flows {
     pub fn is_cut(&self, slot: SlotIndex) -> bool {
         self.entry(slot)
             .is_some_and(|entry| entry.state == State::Ending && entry.end_reason.is_cut())
+    }
+
+    /// Whether a flow was cut because its destination is not reached as it was. Nothing is sent there.
+    pub fn is_astray(&self, slot: SlotIndex) -> bool {
+        let entry = self.entry(slot).filter(|_| self.is_cut(slot));
+        entry.is_some_and(|entry| entry.end_reason == EndReason::Route)
     }
 
     /// Sets whether the engine carries a flow for a capture. A flow that is also held

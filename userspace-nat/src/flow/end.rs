@@ -3,6 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Counter, Protocol, Slot, SlotIndex, SlotRef, Verdict, VmId, VmRow,
+    activity::LastPackets,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
@@ -59,8 +60,13 @@ pub enum EndReason {
     NatAddresses,
     /// Its VM has no IPv6 any more, or another prefix.
     Prefix,
+    /// The host's routes refuse its destination now, deliver it to the host, or lead there by a link
+    /// by which its VM may not leave, or which does not have its translated address.
+    Route,
     /// Its content, or the lack of it, violates the inspect rule that admitted it.
     Inspection,
+    /// The user-mode engine that had its socket ended without ending it: it crashed or was killed.
+    EngineDied,
 }
 
 impl EndReason {
@@ -82,7 +88,9 @@ impl EndReason {
             Self::Uplink => "uplink",
             Self::NatAddresses => "nat-addresses",
             Self::Prefix => "prefix",
+            Self::Route => "route",
             Self::Inspection => "inspection",
+            Self::EngineDied => "engine-died",
         }
     }
 
@@ -119,7 +127,7 @@ pub struct Ended {
 }
 
 /// Returns the time of a flow's last packet, ns.
-pub(crate) fn last_seen_ns(slot: SlotRef) -> u64 {
+pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
     let (tx, rx) = (
         slot.tx_last_ns().load(Relaxed),
         slot.rx_last_ns().load(Relaxed),
@@ -358,13 +366,14 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     let tx = counter(content.tx_packets, content.tx_bytes);
     let rx = counter(content.rx_packets, content.rx_bytes);
     let stats = datapath.stats(VmRow::new(content.vm_row));
+    stats.saw_until(LastPackets::of(content, ended.ended_ns));
     stats.ended(ended.slot, content.generation, tx, rx);
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
 
 /// Returns how safely a flow's port can be used again (RFC 6888 REQ-8): at once when the server
 /// holds no state of the flow, because it has closed without TIME-WAIT, has refused the flow, or
-/// never answered. A RST is no proof: anybody may have sent it, and the server may go on, which
+/// never answered. In user mode a TIME-WAIT of the guest's is the host's ([`Freed::GuestFirst`]). A RST is no proof: anybody may have sent it, and the server may go on, which
 /// does not concern other VMs.
 pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     if slot.flags() & SlotFlags::INSPECTED != 0 {
@@ -383,6 +392,7 @@ pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     let is_connection =
         entry.protocol() == Protocol::Tcp && has_both_syns(bits) && bits.phase() != Phase::Reset;
     match (is_safe, is_connection) {
+        (true, _) if is_closed => Freed::GuestFirst,
         (true, _) => Freed::Safe,
         (false, true) => Freed::Rests,
         (false, false) => Freed::RestsForOthers,

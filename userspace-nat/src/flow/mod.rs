@@ -47,7 +47,6 @@ mod walk;
 pub use cut::{is_asleep, is_paused};
 #[cfg(test)]
 pub(crate) use end::ENDS_AT_ONCE;
-pub(crate) use end::last_seen_ns;
 pub use end::{EndReason, Ended};
 pub use give_way::{GivingWay, PortSearch};
 pub use open::{Insertion, NewFlow, OpenError};
@@ -130,6 +129,11 @@ impl Flows {
     /// Returns the slots of a VM's flows.
     pub fn slots_of(&self, row: VmRow) -> &[SlotIndex] {
         self.table.slots_of(row)
+    }
+
+    /// Returns the number of flows that a VM's row ever had.
+    pub fn opened_by(&self, row: VmRow) -> u64 {
+        self.table.opened_by(row)
     }
 
     /// Returns the number of a VM's flows that count against its cap: all whose tuples are in the

@@ -16,7 +16,7 @@ use slipgate_abi::{
 use slipgate_model::FlowTuple;
 use thiserror::Error;
 
-use super::{Entry, Flows, table::Marks};
+use super::{Entry, Flows, end::delete, table::Marks};
 use crate::{
     datapath::{Datapath, InsertError, Tables},
     nat_ports::Freed,
@@ -189,7 +189,7 @@ impl Flows {
             return true;
         }
         order.store(OrderState::NONE, Relaxed);
-        self.forget_unopened(slot, now_ns);
+        self.forget_unopened(slot, Freed::Taken, now_ns);
         false
     }
 
@@ -197,17 +197,40 @@ impl Flows {
     pub(crate) fn withdraw(&mut self, tables: &impl Tables, slot: SlotIndex, now_ns: u64) {
         self.ordered = None;
         tables.slot(slot).order().store(OrderState::NONE, Relaxed);
-        self.forget_unopened(slot, now_ns);
+        self.forget_unopened(slot, Freed::Taken, now_ns);
     }
 
-    /// Removes a flow that was not opened. Nothing is recorded of it.
-    fn forget_unopened(&mut self, slot: SlotIndex, now_ns: u64) {
+    /// Closes a flow of a guest that the engine has just opened and that no packet had: the host does not
+    /// let it have its port. Nothing is recorded of it.
+    pub(crate) fn take_back(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: SlotIndex,
+        how: Freed,
+        now_ns: u64,
+    ) {
         let Some(entry) = self.entry(slot).copied() else {
             return;
         };
-        // Another process may have the tuple: not again before it would have ended.
+        if self.is_ordered(slot) {
+            // Nothing is inserted yet, and the next frame must not carry its order.
+            self.ordered = None;
+            datapath.slot(slot).order().store(OrderState::NONE, Relaxed);
+        } else {
+            delete(datapath, &[entry.guest, entry.world()]);
+            datapath.slot(slot).set_verdict(Verdict::Free);
+        }
+        self.forget_unopened(slot, how, now_ns);
+    }
+
+    /// Removes a flow that was not opened. Nothing is recorded of it.
+    fn forget_unopened(&mut self, slot: SlotIndex, how: Freed, now_ns: u64) {
+        let Some(entry) = self.entry(slot).copied() else {
+            return;
+        };
+        // Where another process may have the tuple: not again before it would have ended.
         let (to, port) = (entry.destination(), entry.nat_port);
-        self.ports.free(to, port, entry.vm(), Freed::Taken, now_ns);
+        self.ports.free(to, port, entry.vm(), how, now_ns);
         self.mappings.left(slot, &entry, now_ns);
         self.table.unlink(slot);
         self.table.remove(slot);

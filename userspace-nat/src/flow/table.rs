@@ -210,6 +210,8 @@ impl Tagged {
 #[derive(Clone, Debug)]
 struct VmFlows {
     slots: Vec<SlotIndex>,
+    /// Number of flows that were ever inserted.
+    opened: u64,
     unlinked: u32,
     /// Most flows that the VM may have.
     cap: u32,
@@ -269,6 +271,7 @@ impl FlowTable {
     pub(super) fn new(slots: u32, rows: usize) -> Self {
         let vm = VmFlows {
             slots: Vec::new(),
+            opened: 0,
             unlinked: 0,
             cap: u32::MAX,
             from_world: 0,
@@ -336,6 +339,7 @@ impl FlowTable {
         };
         entry.vm_position = vm.slots.len() as u32;
         vm.slots.push(slot);
+        vm.opened += 1;
         let is_linked = entry.state.is_linked();
         vm.unlinked += u32::from(!is_linked);
         vm.from_world += u32::from(is_linked && entry.is_from_world());
@@ -442,6 +446,13 @@ impl FlowTable {
         self.vms
             .get(usize::from(row.get()))
             .map_or(&[], |vm| &vm.slots)
+    }
+
+    /// Number of flows that a VM's row ever had.
+    pub(super) fn opened_by(&self, row: VmRow) -> u64 {
+        self.vms
+            .get(usize::from(row.get()))
+            .map_or(0, |vm| vm.opened)
     }
 
     pub(super) fn counted(&self, row: VmRow) -> usize {

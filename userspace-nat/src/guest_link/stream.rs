@@ -5,13 +5,14 @@
 //! | state | entered by | frames for the guest |
 //! | --- | --- | --- |
 //! | waiting | the start; the guest's connection has ended | dropped as `stale_vm` |
-//! | connected | a connection was accepted | queued, or dropped as `engine_busy` |
+//! | connected | a connection was accepted, or the one that there was at the start | queued, or dropped as `engine_busy` |
 //! | over | the only guest's connection has ended | dropped as `stale_vm` |
 //!
 //! One guest at a time: whoever connects meanwhile waits in the socket's backlog. When a connection
 //! ends, what was under way on it is forgotten, and flows stay until their own time-outs; a guest that
 //! comes back goes on with them. A link for one guest only shuts the listening socket down, which is how
-//! the process that shares it learns the end.
+//! the process that shares it learns the end. A connection that was made by others
+//! ([`StreamLink::connected`]) is shut down likewise.
 //!
 //! The queue for the guest is bounded twice. From [`ENOUGH_QUEUED`] on no data is taken from the world's
 //! sockets ([`GuestLink::room`](super::GuestLink::room)), so that a guest that reads slowly loses no stream data. From
@@ -53,14 +54,34 @@ pub enum Input {
     Closed(TooLong),
 }
 
-/// A listening socket, and the guest that is connected to it.
+/// A listening socket or the socket of a connection, and the guest that is connected.
 #[derive(Debug)]
 pub struct StreamLink {
-    listener: OwnedFd,
+    origin: Origin,
     is_for_one: bool,
     state: State,
     reader: FrameReader,
     queue: FrameQueue,
+}
+
+/// Where guests come from.
+#[derive(Debug)]
+enum Origin {
+    /// A listening socket, from which they are accepted.
+    Listener(OwnedFd),
+    /// A copy of the socket of the one connection that there is; and that socket, until it is watched.
+    Given {
+        copy: OwnedFd,
+        unwatched: Option<OwnedFd>,
+    },
+}
+
+impl Origin {
+    fn fd(&self) -> &OwnedFd {
+        match self {
+            Self::Listener(fd) | Self::Given { copy: fd, .. } => fd,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -80,8 +101,22 @@ impl StreamLink {
     /// A link by a listening socket, non-blocking. `is_for_one`: whether it is over when the first guest
     /// has gone.
     pub fn new(listener: OwnedFd, is_for_one: bool) -> Self {
+        Self::from(Origin::Listener(listener), is_for_one)
+    }
+
+    /// A link by a stream socket to which a guest is connected already: it is over when that has gone.
+    ///
+    /// # Errors
+    /// No descriptor is left for a copy.
+    pub fn connected(socket: OwnedFd) -> io::Result<Self> {
+        let copy = socket.try_clone()?;
+        let unwatched = Some(socket);
+        Ok(Self::from(Origin::Given { copy, unwatched }, true))
+    }
+
+    fn from(origin: Origin, is_for_one: bool) -> Self {
         Self {
-            listener,
+            origin,
             is_for_one,
             state: State::Waiting,
             reader: FrameReader::default(),
@@ -89,14 +124,17 @@ impl StreamLink {
         }
     }
 
-    /// Adds the listening socket to a set.
+    /// Adds the listening socket, if there is one, to a set.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn watch(&self, epoll: &Epoll, listener_key: u64) -> io::Result<()> {
         // Edge-triggered: it is accepted from when there is no guest, whatever the event.
         let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        Ok(epoll.add(&self.listener, EpollEvent::new(events, listener_key))?)
+        match &self.origin {
+            Origin::Listener(fd) => Ok(epoll.add(fd, EpollEvent::new(events, listener_key))?),
+            Origin::Given { .. } => Ok(()),
+        }
     }
 
     /// Accepts the guest that waits, if none is connected; returns whether it did. To be called at the
@@ -109,11 +147,17 @@ impl StreamLink {
             return Ok(false);
         }
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let socket = match &mut self.origin {
+            Origin::Listener(listener) => {
+                let accepted = accept4(listener.as_raw_fd(), flags);
+                accepted.ok().map(owned)
+            }
+            Origin::Given { unwatched, .. } => unwatched.take(),
+        };
         // Nobody is there, or no descriptor is to be had: tried again in the next turn.
-        let Ok(socket) = accept4(self.listener.as_raw_fd(), flags) else {
+        let Some(socket) = socket else {
             return Ok(false);
         };
-        let socket = owned(socket);
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, key))?;
         self.state = State::Connected {
             socket,
@@ -260,7 +304,7 @@ impl StreamLink {
         };
         if self.is_for_one {
             // Nobody connects any more, and whoever else has the socket sees it hang up.
-            let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+            let _ = shutdown(self.origin.fd().as_raw_fd(), Shutdown::Both);
         }
         tracing::debug!("the guest's connection has ended");
         Input::Ended(cut)

@@ -224,3 +224,29 @@ fn a_guest_that_has_closed_its_reading_side_is_gone() {
     assert_eq!(rig.send(60), None);
     assert_eq!(rig.settle(), Some(Input::Ended(0)));
 }
+
+#[test]
+fn a_connection_that_was_given_is_the_only_one() {
+    let (ours, mut guest) = UnixStream::pair().unwrap();
+    let theirs = ours.try_clone().unwrap();
+    let mut link = StreamLink::connected(ours.into()).unwrap();
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    link.watch(&epoll, LISTENER).unwrap();
+    assert_eq!(link.queued(), None, "not before the first turn's end");
+    assert!(link.accept(&epoll, GUEST).unwrap());
+    assert!(!link.accept(&epoll, GUEST).unwrap());
+    assert_eq!(link.queued(), Some(0));
+    guest.write_all(&[0, 0, 0, 60]).unwrap();
+    guest.write_all(&[7; 60]).unwrap();
+    assert_eq!(link.fill(), None);
+    let mut into = vec![0; VNET_LEN + MOST_FRAME];
+    assert_eq!(link.next(&mut into), Input::Frame(VNET_LEN + 60));
+    assert_eq!(into[VNET_LEN..][..60], [7; 60]);
+    // It ends, and whoever shares the socket sees it hang up.
+    drop(guest);
+    assert_eq!(link.fill(), Some(Input::Ended(0)));
+    assert!(!link.accept(&epoll, GUEST).unwrap());
+    assert_eq!(link.queued(), None);
+    assert_eq!((&theirs).read(&mut [0; 1]).unwrap(), 0);
+    assert!((&theirs).write(&[0]).is_err());
+}

@@ -242,6 +242,18 @@ pub fn shorten(packet: &mut Vec<u8>, most: Quote) {
     }
 }
 
+/// Whether a message says that its destination refuses what it quotes: "destination unreachable",
+/// but for "fragmentation needed".
+pub fn is_unreachable(version: Version, message: &[u8]) -> bool {
+    let Some(&[kind, code]) = message.first_chunk() else {
+        return false;
+    };
+    match version {
+        Version::V4 => kind == icmp::v4::UNREACHABLE && code != icmp::FRAGMENTATION_NEEDED,
+        Version::V6 => kind == icmp::v6::UNREACHABLE,
+    }
+}
+
 /// MTU of the next hop in an ICMP "fragmentation needed" (RFC 1191) or ICMPv6 "packet too big"
 /// message, bytes. The latter is 1,280 at least: a smaller one changes nothing (RFC 8201 section 4).
 /// `None` for other messages.

@@ -33,8 +33,8 @@ use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::IpAddr, r
 use slipgate_abi::VmId;
 use slipgate_model::{NameCounts, RefusedQuestions};
 use slipgate_policy::{
-    Asker, Decision, Destination, LocalAddresses, Name, NatSettings, Policy, PolicySet, Sleep,
-    Timers,
+    Asker, Decision, Destination, Idle, LocalAddresses, Name, NatSettings, Policy, PolicySet,
+    Sleep, Timers,
 };
 
 use self::learnt::Learnt;
@@ -150,6 +150,11 @@ impl Judge {
     /// Returns what is held for a VM while it sleeps.
     pub fn sleep(&self, vm: VmId) -> Sleep {
         self.policy(vm).settings().sleep
+    }
+
+    /// Returns what does not count as activity of a VM.
+    pub fn idle(&self, vm: VmId) -> Idle {
+        self.policy(vm).settings().idle
     }
 
     /// Judges a destination for a VM.

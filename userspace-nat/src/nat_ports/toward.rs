@@ -24,6 +24,8 @@ pub(super) struct Toward {
     pub(super) inspected: VecDeque<Rest>,
     /// Offset in the range at which the next search among busy ports starts.
     pub(super) looked_at: u16,
+    /// Whether the host has refused a port, since a connection before was in TIME-WAIT.
+    pub(super) has_waited: bool,
 }
 
 /// Rest of one port toward one destination.
@@ -37,6 +39,8 @@ pub(super) struct Rest {
     /// Time from which the same VM may reuse the port, ns; `u64::MAX`: not before the end, except
     /// for a SYN with timestamps.
     pub(super) early_ns: u64,
+    /// Whether such a SYN is no exception.
+    pub(super) is_firm: bool,
 }
 
 impl Rest {
@@ -74,6 +78,14 @@ impl Busy {
         match self {
             Self::One(_, holder) => usize::from(*holder == vm),
             Self::Many(toward) => toward.busy.held_by(vm),
+        }
+    }
+
+    /// Whether the host has refused a port, since a connection before was in TIME-WAIT.
+    pub(super) fn has_waited(&self) -> bool {
+        match self {
+            Self::One(..) => false,
+            Self::Many(toward) => toward.has_waited,
         }
     }
 

@@ -3,9 +3,10 @@
 use std::time::SystemTime;
 
 use crate::{
+    clock::Clock,
     datapath::Datapath,
     poll::Poller,
-    state::{Nat, VmTable},
+    state::{Core, Nat, VmTable},
 };
 
 pub(crate) mod capture;
@@ -30,14 +31,28 @@ impl Watch {
     }
 
     /// Observes a frame that was read from the port, or is written to it.
+    #[inline]
     pub(crate) fn passed<D: Datapath>(
         &mut self,
-        nat: &Nat<D>,
-        vms: &VmTable,
+        core: &Core<D>,
+        clock: &impl Clock,
+        bytes: &[u8],
+        direction: Direction,
+    ) {
+        if self.is_on() {
+            self.observe(core, bytes, direction, clock.wall());
+        }
+    }
+
+    #[cold]
+    fn observe<D: Datapath>(
+        &mut self,
+        core: &Core<D>,
         bytes: &[u8],
         direction: Direction,
         at: SystemTime,
     ) {
+        let Core { nat, vms, .. } = core;
         if let Some(dump) = &mut self.dump {
             dump.add(nat, vms, bytes, direction, at);
         }

@@ -151,6 +151,7 @@ fn handover(code: u8) -> &'static str {
         Some(Handover::Fragment) => "fragment",
         Some(Handover::Ndp) => "neighbour discovery",
         Some(Handover::Address) => "new address of the guest",
+        Some(Handover::Challenge) => "of a former connection",
         None => "?",
     }
 }

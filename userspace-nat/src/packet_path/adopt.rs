@@ -2,7 +2,7 @@
 //! force now. [`crate::flow::adopt`] has the theory.
 use std::io;
 
-use slipgate_abi::{Direction, SlotIndex, VmId};
+use slipgate_abi::{Direction, SlotIndex, VmId, activity::LastPackets};
 use slipgate_model::FlowTuple;
 
 use crate::{
@@ -36,9 +36,15 @@ impl<D: Datapath> Core<D> {
             return Ok(false);
         }
         self.end_of_other_prefix(slot, now_ns);
-        self.nat.follow_adopted(slot, now_ns);
+        if self.nat.follow_adopted(slot, now_ns) {
+            self.cut_adopted(slot, EndReason::Route, now_ns);
+        }
         if judge_again(self, slot, self.adopting.began_ns, |_| false) == Some(Standing::Cut) {
-            self.cut_adopted(slot, now_ns);
+            let reason = match self.nat.is_off_pool(slot) {
+                true => EndReason::NatAddresses,
+                false => EndReason::Policy,
+            };
+            self.cut_adopted(slot, reason, now_ns);
         }
         let uninspected = self.end_if_uninspected(slot, now_ns);
         let Nat {
@@ -46,6 +52,10 @@ impl<D: Datapath> Core<D> {
         } = &mut self.nat;
         flows.release_captured(datapath, slot);
         let entry = flows.entry(slot);
+        // The policy of before may have had its keep-alives not count.
+        if entry.is_some_and(|it| !self.rules.judge.borrow().idle(it.vm()).ignores_keepalive) {
+            LastPackets::count_all(datapath.slot(slot), now_ns);
+        }
         let is_live = entry.is_some_and(|entry| entry.state == State::Live);
         flows.adoption.uninspected += usize::from(uninspected);
         flows.adoption.live += usize::from(is_live);
@@ -67,13 +77,9 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Cuts a flow that the present rules or forwards do not admit, and informs its guest.
-    fn cut_adopted(&mut self, slot: SlotIndex, now_ns: u64) {
+    /// Cuts a flow that the present rules, forwards or routes do not admit, and informs its guest.
+    fn cut_adopted(&mut self, slot: SlotIndex, reason: EndReason, now_ns: u64) {
         let Core { nat, vms, out, .. } = self;
-        let reason = match nat.is_off_pool(slot) {
-            true => EndReason::NatAddresses,
-            false => EndReason::Policy,
-        };
         if !nat.flows.cut(&mut nat.datapath, slot, reason, now_ns) {
             return;
         }

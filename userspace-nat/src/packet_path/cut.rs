@@ -20,7 +20,14 @@
 //! it expects, and is reset by them. One whose answer comes after the grace is reset by the host.
 //! An RST with the guest's former numbers is answered so too (RFC 5961 section 3.2).
 //!
-//! All of these answers are limited by a rate per VM.
+//! To a destination that the host's routes do not lead to any more nothing is sent, not even an RST:
+//! only the guest is told, as it is of a new flow there. The peer is told by the host.
+//!
+//! All of these answers are limited by a rate per VM. Guests whose connections were cut in one moment
+//! repeat their segments in one moment too, and wait twice as long each time. So a guest that was silent
+//! in the grace is reset by the rate of cuts, where that of refusals is exhausted
+//! ([`VmState::reset_unknown`]): with the latter alone, each repetition would be a burst of refusals, and
+//! the last of some thousand connections would hang for minutes.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
@@ -31,7 +38,7 @@ use slipgate_abi::{
 
 use crate::{
     datapath::Datapath,
-    packet::{Transport, build::Segment, icmp::Unreachable},
+    packet::{Packet, Transport, build::Segment, icmp::Unreachable},
     packet_path::{Finish, Job},
     port::{Outbox, Side},
     reply::{IcmpError, reset_for},
@@ -138,7 +145,12 @@ impl<D: Datapath> Nat<D> {
                 self.send_to_peer(vm, slot, on, out, now_ns);
             }
         } else {
-            let error = IcmpError::Unreachable(Unreachable::Prohibited);
+            // As of a new flow there.
+            let code = match self.flows.is_astray(slot) {
+                true => Unreachable::Net,
+                false => Unreachable::Prohibited,
+            };
+            let error = IcmpError::Unreachable(code);
             vm.answers
                 .icmp(&vm.net, Side::Guest, packet, error, out, now_ns);
         }
@@ -181,12 +193,22 @@ impl<D: Datapath> Nat<D> {
         out: &mut Outbox,
         now_ns: u64,
     ) {
-        let Some(entry) = self.flows.entry(slot).copied() else {
+        let entry = self.flows.entry(slot).copied();
+        let Some(entry) = entry.filter(|_| !self.flows.is_astray(slot)) else {
             return;
         };
         let to = Side::World(self.exit_of(slot));
         let addresses = (entry.nat, entry.guest.remote);
         vm.cut_answers
             .segment(&vm.net, to, addresses, segment, out, now_ns);
+    }
+}
+
+impl VmState {
+    /// Answers a guest's segment of no connection with RST: it may be of one that was cut.
+    pub(super) fn reset_unknown(&mut self, packet: &Packet<'_>, out: &mut Outbox, now_ns: u64) {
+        if !self.answers.reset(&self.net, packet, out, now_ns) {
+            self.cut_answers.reset(&self.net, packet, out, now_ns);
+        }
     }
 }

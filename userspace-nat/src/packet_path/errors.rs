@@ -1,5 +1,7 @@
 //! ICMP and ICMPv6 errors: those that are translated, and the engine's own about packets that can't pass.
-use slipgate_abi::{Direction, DropReason};
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{Direction, DropReason, Protocol, tcp::TcpBits};
 use slipgate_model::FlowTuple;
 
 use crate::{
@@ -75,6 +77,12 @@ impl<D: Datapath> Nat<D> {
         // An error can carry arbitrary data, past the inspection of the flow's own packets.
         if self.flows.is_cut(slot) {
             return Err(DropReason::Denied);
+        }
+        if icmp::is_unreachable(packet.ip.version(), packet.ip.payload())
+            && entry.protocol() != Protocol::Tcp
+        {
+            let live = self.datapath.slot(slot);
+            live.tcp().fetch_or(TcpBits::REFUSED, Relaxed);
         }
         let is_held = entry.is_held();
         if is_held && !inspected.is_admitted(slot, entry.generation) {

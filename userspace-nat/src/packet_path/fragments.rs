@@ -11,7 +11,8 @@ use crate::{
     reply::IcmpError,
     state::{
         Core,
-        reassembly::{Sender, Unfit, Whole},
+        early::{self, Early},
+        reassembly::{Origin, Sender, Unfit, Whole},
     },
     stats::Traffic,
 };
@@ -22,6 +23,23 @@ const PAYLOAD_LENGTH_AT: u8 = 4;
 const OFFSET_AT: u8 = 42;
 
 impl<D: Datapath> Core<D> {
+    /// Takes the fragments that came before this one, if it is the first one of a datagram of the world
+    /// and the programs kept copies of them. They are to be handled before it, as frames that took no
+    /// credits. `None` if none were looked for.
+    pub(crate) fn take_early(&self, bytes: &[u8], now_ns: u64) -> Option<Early> {
+        let frame = Frame::parse(bytes).filter(|frame| {
+            // First what almost no frame is: each frame that is handled comes here.
+            let is_its = || {
+                let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
+                self.vms.get(row).is_some_and(|vm| vm.net.id == id)
+            };
+            frame.is_from_world() && Self::is_fragment(frame) && is_its()
+        });
+        let first = frame.and_then(|frame| Fragment::parse(frame.l3).ok());
+        let first = first.filter(|first| first.begin == 0 && first.has_more)?;
+        Some(early::take(&self.nat.datapath, bytes, &first, now_ns))
+    }
+
     /// Handles a fragment, and its datagram if that is whole now.
     pub(super) fn take_fragment(
         &mut self,
@@ -51,9 +69,14 @@ impl<D: Datapath> Core<D> {
             vm.net.stats.dropped(DropReason::Malformed, size);
             return Disposition::Dropped(DropReason::Malformed);
         };
+        let origin = match (from_world, frame.header.flags & PortFlags::STRANGER) {
+            (false, _) => Origin::Guest,
+            (true, 0) => Origin::Peer,
+            (true, _) => Origin::Stranger,
+        };
         let sender = Sender {
             row,
-            is_world: from_world,
+            origin,
             is_ipv6: fragment.version() == Version::V6,
         };
         let added = match fragment.is_atomic() {
@@ -120,7 +143,7 @@ impl<D: Datapath> Core<D> {
         let stats = self.nat.datapath.stats(sender.row);
         stats.dropped(reason, single(fragment.packet.len()));
         if sender.is_ipv6
-            && !sender.is_world
+            && sender.origin == Origin::Guest
             && let Some(error) = error
             && let Some(packet) = fragment.as_packet()
         {

@@ -39,10 +39,14 @@ impl<D: Datapath> Core<D> {
                     return Finish::Drop(DropReason::OverRate);
                 }
                 vm.net.stats.tally(Tally::EchoAnswer, 1);
+                vm.net.stats.saw(Direction::Tx, now_ns);
+                vm.net.stats.saw(Direction::Rx, now_ns);
                 Finish::Dispose(Disposition::Consumed)
             }
             Transport::Tcp(_) | Transport::Udp(_) if relayed => self.relay(vm, job, services),
             _ => {
+                self.saw_refused(vm, now_ns);
+                let out = &mut self.out.queue;
                 let code = Unreachable::Host;
                 vm.answers.refuse(&vm.net, &packet, code, out, now_ns);
                 Finish::Drop(DropReason::ServiceReject)
@@ -78,7 +82,12 @@ impl<D: Datapath> Core<D> {
             };
         }
         let (reason, code) = match taken {
-            Taken::Yes => return Finish::Dispose(Disposition::Consumed),
+            Taken::Yes => {
+                if self.has_content(vm, &packet) {
+                    vm.net.stats.saw(Direction::Tx, now_ns);
+                }
+                return Finish::Dispose(Disposition::Consumed);
+            }
             Taken::No => (DropReason::NoFlow, Unreachable::Port),
             Taken::Refused => (DropReason::ServiceReject, Unreachable::Port),
             Taken::OverLimit => (DropReason::OverRate, Unreachable::Prohibited),
@@ -88,6 +97,9 @@ impl<D: Datapath> Core<D> {
         {
             let refusals = &mut self.journal.refusals;
             refusals.note(vm.net.id, RELAY_LIMIT, None, &tuple, now_ns);
+        }
+        if self.has_content(vm, &packet) {
+            self.saw_refused(vm, now_ns);
         }
         let out = &mut self.out.queue;
         vm.answers.refuse(&vm.net, &packet, code, out, now_ns);

@@ -2,11 +2,11 @@
 //!
 //! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
 //! (which counts it in its flow), dropped for a reason, or consumed by a service.
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, Refusal, SlotIndex, VmId,
-    portframe::PortFlags, segment::Segments,
+    portframe::PortFlags, segment::Segments, tcp::Flags,
 };
 
 use crate::{
@@ -32,6 +32,7 @@ pub(crate) use job::{Finish, Job};
 pub(crate) use sleeping::sent_to_guest;
 
 mod adopt;
+mod challenged;
 mod change;
 mod cut;
 mod errors;
@@ -68,7 +69,7 @@ impl<D: Datapath> Core<D> {
         if self.nat.flows.are_left() {
             self.adopt_for(&frame, now_ns);
         }
-        if frame.is_from_world() && self.sleeping.has(row, id) {
+        if frame.is_from_world() && self.sleeping.has(row, id) && !self.is_of_cut_flow(frame) {
             return self.hold(bytes, now_ns);
         }
         match Self::is_fragment(&frame) {
@@ -153,6 +154,10 @@ impl<D: Datapath> Core<D> {
         let (flows, row) = (&mut self.nat.flows, vm.net.row);
         match flows.take_ordered(&self.nat.datapath) {
             Some((slot, order)) => {
+                if flows.ports.is_last_early() && opens_connection(bytes) {
+                    let generation = self.nat.datapath.slot(slot).generation().load(Relaxed);
+                    self.kept_syns.keep(row, slot, generation, bytes);
+                }
                 put_header(bytes, command(Command::Open, row, order.encode()));
                 Disposition::Open(slot)
             }
@@ -348,6 +353,10 @@ impl<D: Datapath> Core<D> {
                     let refusals = &mut self.journal.refusals;
                     refusals.note(vm.net.id, reason, None, &tuple, now_ns);
                 }
+                match answered {
+                    Ok(()) => vm.net.stats.saw(Direction::Tx, now_ns),
+                    Err(_) => self.saw_refused(vm, now_ns),
+                }
                 return done(answered);
             }
             Transport::Tcp(tcp) if tcp.destination == DNS_PORT => {
@@ -384,7 +393,8 @@ impl<D: Datapath> Core<D> {
                 | Handover::Dhcp
                 | Handover::Asleep
                 | Handover::Ndp
-                | Handover::Address,
+                | Handover::Address
+                | Handover::Challenge,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }
@@ -444,6 +454,7 @@ impl<D: Datapath> Core<D> {
     /// Drops a packet whose TTL has expired, whether or not it belongs to a flow or would have
     /// opened one.
     fn ttl_expired(&mut self, vm: &mut VmState, job: Job<'_>) -> Finish {
+        vm.net.stats.saw(Direction::Tx, job.now_ns);
         let (error, out) = (IcmpError::TtlExceeded, &mut self.out.queue);
         vm.answers
             .icmp(&vm.net, Side::Guest, &job.packet, error, out, job.now_ns);
@@ -468,7 +479,10 @@ impl<D: Datapath> Core<D> {
             Admission::Flow { slot } => self.guest_sent_to_flow(vm, job, slot),
             Admission::Cut { slot } => self.nat.guest_sent_to_cut(vm, &job, slot, out),
             Admission::NoFlow => {
-                vm.answers.reset(&vm.net, &job.packet, out, job.now_ns);
+                vm.reset_unknown(&job.packet, out, job.now_ns);
+                if self.has_content(vm, &job.packet) {
+                    self.saw_refused(vm, job.now_ns);
+                }
                 Finish::Drop(DropReason::NoFlow)
             }
             Admission::Refused(refusal) => self.refused(vm, &job, refusal),
@@ -486,6 +500,7 @@ impl<D: Datapath> Core<D> {
     /// Counts a flow that is refused, and answers its guest.
     pub(crate) fn refused(&mut self, vm: &mut VmState, job: &Job<'_>, refusal: Refusal) -> Finish {
         vm.net.stats.refused(refusal);
+        self.saw_refused(vm, job.now_ns);
         let code = match refusal {
             Refusal::NoRoute => Unreachable::Net,
             _ => Unreachable::Prohibited,
@@ -498,6 +513,24 @@ impl<D: Datapath> Core<D> {
             vm.net.stats.tally(Tally::RefusalAnswered, 1);
         }
         Finish::Drop(DropReason::Refused)
+    }
+
+    /// Notes a guest's packet that is refused, if it counts as activity by the VM's policy.
+    pub(crate) fn saw_refused(&self, vm: &VmState, now_ns: u64) {
+        if !self.rules.judge.borrow().idle(vm.net.id).ignores_refused {
+            vm.net.stats.saw(Direction::Tx, now_ns);
+        }
+    }
+
+    /// Whether a guest's packet that is no live flow's counts as activity: by a policy that ignores
+    /// keep-alives, a segment without content does not, and a reset never does.
+    pub(crate) fn has_content(&self, vm: &VmState, packet: &Packet<'_>) -> bool {
+        let Transport::Tcp(tcp) = packet.transport else {
+            return true;
+        };
+        let is_bare = tcp.payload_len == 0 && tcp.flags & (Flags::SYN | Flags::FIN) == 0;
+        let counts_bare = || !self.rules.judge.borrow().idle(vm.net.id).ignores_keepalive;
+        tcp.flags & Flags::RST == 0 && (!is_bare || counts_bare())
     }
 
     /// Handles a guest's packet of a flow.
@@ -554,13 +587,14 @@ impl<D: Datapath> Core<D> {
                 Finish::Drop(DropReason::TtlExpired)
             }
             Some(
-                Handover::Forward
+                code @ (Handover::Forward
                 | Handover::Verdict
                 | Handover::Miss
                 | Handover::Syn
                 | Handover::TooBig
                 | Handover::Asleep
-                | Handover::Fragment,
+                | Handover::Fragment
+                | Handover::Challenge),
             ) => {
                 let admission = admit_inbound(
                     &mut self.nat,
@@ -572,6 +606,9 @@ impl<D: Datapath> Core<D> {
                     job.now_ns,
                 );
                 match admission {
+                    Admission::Flow { slot } if code == Handover::Challenge => {
+                        self.challenged(vm, job, slot)
+                    }
                     Admission::Flow { slot } => self.world_sent_to_flow(vm, job, slot),
                     Admission::Cut { slot } => {
                         let (nat, out) = (&mut self.nat, &mut self.out.queue);
@@ -627,6 +664,14 @@ fn return_to_kernel<D: Datapath>(
         None => None,
     };
     Finish::Command { code, change }
+}
+
+/// Whether a frame has a SYN that opens a connection.
+fn opens_connection(bytes: &[u8]) -> bool {
+    let packet = Frame::parse(bytes).and_then(|frame| read(frame).ok());
+    packet.is_some_and(
+        |packet| matches!(packet.transport, Transport::Tcp(tcp) if tcp.is_opening_syn()),
+    )
 }
 
 fn put_header(bytes: &mut [u8], header: PortHeader) {

@@ -1,5 +1,5 @@
 //! Frames for VMs that sleep.
-use slipgate_abi::{Command, Direction, DropReason, VmId, VmRow};
+use slipgate_abi::{Command, Direction, DropReason, VmId, VmRow, tcp::Flags};
 use slipgate_model::FlowTuple;
 
 use super::{Disposition, read, segments_of};
@@ -11,6 +11,16 @@ use crate::{
 };
 
 impl<D: Datapath> Core<D> {
+    /// Whether a frame from the world is of a flow that was cut. Its guest gets nothing of that any more,
+    /// and its peer may be answering where it stands, so that it can be reset.
+    pub(super) fn is_of_cut_flow(&self, frame: Frame<'_>) -> bool {
+        let packet = read(frame).ok();
+        let tuple = packet.and_then(|packet| packet.tuple(FlowTuple::WORLD, Direction::Rx));
+        let flows = &self.nat.flows;
+        let slot = tuple.and_then(|tuple| flows.by_world(&tuple));
+        slot.is_some_and(|slot| flows.is_cut(slot))
+    }
+
     /// Holds a frame from the world for a VM that sleeps.
     pub(super) fn hold(&mut self, bytes: &[u8], now_ns: u64) -> Disposition {
         let Some(frame) = Frame::parse(bytes) else {
@@ -63,13 +73,21 @@ impl<D: Datapath> Core<D> {
 }
 
 /// Returns the VM's row and the tuple of a packet that the engine itself, as a relay, sends to a
-/// guest; `None` for any other frame.
+/// guest; `None` for any other frame, and for a segment that brings the guest nothing: an
+/// acknowledgement, a keep-alive, or a probe.
 pub(crate) fn sent_to_guest(bytes: &[u8]) -> Option<(VmRow, FlowTuple)> {
     let frame = Frame::parse(bytes)?;
     if frame.header.code != Command::ToGuest as u8 {
         return None;
     }
     let packet = read(frame).ok()?;
+    if let Transport::Tcp(tcp) = packet.transport {
+        let is_bare = tcp.flags & (Flags::SYN | Flags::FIN | Flags::RST) == 0
+            && packet.ip.payload().len() <= tcp.header_len;
+        if is_bare {
+            return None;
+        }
+    }
     let tuple = packet.tuple(FlowTuple::WORLD, Direction::Rx)?;
     Some((frame.header.row(), tuple))
 }

@@ -1,5 +1,5 @@
 //! Connections with guests: look-up for a segment, processing of events, and end.
-use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
+use slipgate_abi::{Direction, DropReason, Protocol, VmId, segment::Segments};
 
 use super::{
     Connection, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
@@ -145,6 +145,9 @@ impl Relay {
                 if ready == Fate::Alive {
                     let (fate, moved) = stream.drive(incoming, &self.limits, cx.poller, &mut link);
                     served.counts.bytes_to_guest += moved.to_guest;
+                    if moved.to_guest > 0 {
+                        served.net.stats.saw(Direction::Rx, now_ns);
+                    }
                     served.counts.bytes_from_guest += moved.from_guest;
                     fate
                 } else {
@@ -153,6 +156,7 @@ impl Relay {
             }
             Kind::Dns(stream) => {
                 if let Event::Answer(message) = event {
+                    served.net.stats.saw(Direction::Rx, now_ns);
                     stream.answer(message);
                 }
                 let questions = &mut self.questions;

@@ -9,7 +9,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{Protocol, segment::Segments};
+use slipgate_abi::{Direction, Protocol, segment::Segments};
 
 use super::{
     Entry, Name, Relay, Served, Taken,
@@ -186,6 +186,7 @@ impl Relay {
                 let counts = &mut served.counts;
                 counts.received(&mut exchange.flow, single(len), cx.now_ns);
                 counts.bytes_to_guest += payload.len() as u64;
+                served.net.stats.saw(Direction::Rx, cx.now_ns);
             }
         }
         self.datagram = buffer;

@@ -5,7 +5,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{Protocol, VmId, segment::Segments};
+use slipgate_abi::{Direction, Protocol, VmId, segment::Segments};
 
 use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken, Target,
@@ -254,6 +254,7 @@ impl Relay {
                 let flow = &mut association.flow;
                 served.counts.received(flow, single(len), cx.now_ns);
                 served.counts.bytes_to_guest += payload.len() as u64;
+                served.net.stats.saw(Direction::Rx, cx.now_ns);
             }
         }
     }

@@ -184,7 +184,12 @@ impl Relay {
         cx: &mut Context<'_>,
     ) -> bool {
         match self.journal.held(number) {
-            Some(Held::Entry(key)) => self.cut_off(key, reason, cx),
+            Some(Held::Entry(key)) => {
+                let first = cx.out.len();
+                self.cut_off(key, reason, cx);
+                // Nothing came for the guest, so this is no reason to wake it.
+                cx.out.are_unprompted_from(first);
+            }
             Some(Held::Association(vm, port)) => self.end_association(vm, port, reason, cx.now_ns),
             None => return false,
         }

@@ -27,6 +27,7 @@ use std::{
 };
 
 use slipgate_abi::{Protocol, RuleIndex, Vm6Ref, VmId, VmRow, segment::Segments, tcp::Phase};
+use slipgate_model::GuestTcpCounts;
 
 use crate::{
     packet::{
@@ -369,6 +370,14 @@ impl Relay {
         self.vms
             .get(&vm)
             .map(|served| served.counts)
+            .unwrap_or_default()
+    }
+
+    /// What a VM's relayed connections keep of its segments, and counts of them.
+    pub fn tcp_counts(&self, vm: VmId) -> GuestTcpCounts {
+        let served = self.vms.get(&vm);
+        served
+            .map(|served| served.early.counts())
             .unwrap_or_default()
     }
 

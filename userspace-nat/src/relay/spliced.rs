@@ -206,6 +206,11 @@ impl Spliced {
                     _ => segment::count(bytes as u32 + headers_len as u32, headers_len as u32, mss),
                 };
                 count(&mut self.flow, served, counted, is_to_guest, now_ns);
+                let direction = match is_to_guest {
+                    true => slipgate_abi::Direction::Rx,
+                    false => slipgate_abi::Direction::Tx,
+                };
+                served.net.stats.saw(direction, now_ns);
                 match is_to_guest {
                     true => served.counts.bytes_to_guest += bytes,
                     false => served.counts.bytes_from_guest += bytes,

@@ -11,6 +11,7 @@ mod ipv6;
 mod live;
 mod loopback;
 mod many;
+mod many_flows;
 mod namespace;
 mod single;
 mod spliced;

@@ -21,7 +21,7 @@ use super::{
     errors,
     inbox::{Inbox, Received},
     path_mtu::{self, IfTooLong},
-    system, watch,
+    watch,
 };
 use crate::{
     packet::{Packet, Transport, Version, build, checksum::Sum, transport::UDP_HEADER_LEN},
@@ -223,7 +223,7 @@ impl Sockets {
     }
 
     fn open_datagrams(&mut self, tuple: FlowTuple, epoll: &Epoll) -> io::Result<u32> {
-        let socket = system::open(&tuple, &self.host)?;
+        let socket = self.host.open(&tuple)?;
         errors::keep_for(&socket, Version::of(tuple.remote));
         if tuple.protocol == Protocol::Udp as u8 && self.joins_datagrams {
             // Before Linux 5.0 each comes by itself.

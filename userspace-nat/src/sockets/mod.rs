@@ -19,8 +19,9 @@
 //!
 //! A socket lives as long as its flow: once a second those whose flow is gone are closed
 //! ([`Sockets::sweep`]). There are as many sockets as flows at most. Whether the host has one for a flow
-//! is asked before the flow is admitted ([`HostSockets`]). If it can't be bound or connected, the guest
-//! is told then: RST, or ICMP host unreachable.
+//! is asked before the flow is admitted ([`HostSockets`]), and with it whether the flow may have its
+//! translated port. If it can't be bound or connected for another reason, the guest is told then: RST, or
+//! ICMP host unreachable.
 mod burst;
 mod datagram;
 mod errors;
@@ -29,7 +30,6 @@ mod pace;
 mod path_mtu;
 mod put_off;
 mod stream;
-mod system;
 
 use std::{
     cmp::Reverse,
@@ -42,7 +42,7 @@ use std::{
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use slipgate_abi::{Direction, DropReason, rate::RateRef};
-use slipgate_model::FlowTuple;
+use slipgate_model::{FlowTuple, GuestTcpCounts};
 
 use self::{
     burst::Burst,
@@ -129,6 +129,8 @@ struct Endpoint {
     /// for its window.
     waits_to_send: bool,
     waits_for_window: bool,
+    /// Bytes by which turns of the rate have opened its guest's window.
+    allowed: u32,
 }
 
 #[derive(Debug)]
@@ -174,6 +176,7 @@ impl Sockets {
     /// No sockets yet. `joins_datagrams`: whether the guest's device takes UDP GSO frames; `mtu`: of its
     /// link, bytes; `most_files`: descriptors that the process may have.
     pub fn new(joins_datagrams: bool, mtu: u16, most_files: u64) -> Self {
+        let host = Rc::new(HostSockets::new(most_files));
         Self {
             endpoints: HashMap::new(),
             by_tuple: HashMap::new(),
@@ -190,15 +193,33 @@ impl Sockets {
             told: TokenBucket::new(RATE_PER_SECOND, BURST),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
             early: EarlyRoom::default(),
-            put_off: PutOff::default(),
+            put_off: PutOff::new(host.clone()),
             pace: Pace::default(),
-            host: Rc::new(HostSockets::new(most_files)),
+            host,
         }
     }
 
     /// The host's sockets for flows, which admission asks for.
     pub fn host(&self) -> Rc<HostSockets> {
         self.host.clone()
+    }
+
+    /// What is kept of the guest's segments, and counts of them.
+    pub fn tcp_counts(&self) -> GuestTcpCounts {
+        self.early.counts()
+    }
+
+    /// The connections: their tuples, and sockets as long as they have one.
+    #[cfg(test)]
+    pub(crate) fn streams(
+        &self,
+    ) -> impl Iterator<Item = (FlowTuple, Option<&std::os::fd::OwnedFd>)> + Clone {
+        self.endpoints
+            .values()
+            .filter_map(|endpoint| match &endpoint.socket {
+                Kind::Stream(stream) => Some((endpoint.tuple, stream.socket())),
+                Kind::Datagrams(_) => None,
+            })
     }
 
     /// Returns the number of sockets.
@@ -349,6 +370,7 @@ impl Sockets {
             is_queued: false,
             waits_to_send: false,
             waits_for_window: false,
+            allowed: 0,
         };
         self.pace.streams += usize::from(is_stream);
         self.endpoints.insert(key, endpoint);
@@ -357,10 +379,12 @@ impl Sockets {
 
     /// Forgets a socket, which is closed.
     fn remove(&mut self, key: u32) {
-        let Some(endpoint) = self.endpoints.remove(&key) else {
+        let Some(mut endpoint) = self.endpoints.remove(&key) else {
             return;
         };
+        self.pace.give_back(&mut endpoint);
         self.pace.streams -= usize::from(matches!(endpoint.socket, Kind::Stream(_)));
+        self.wait_no_more(&endpoint);
         if self.by_tuple.get(&endpoint.tuple) == Some(&key) {
             self.by_tuple.remove(&endpoint.tuple);
         }
@@ -437,4 +461,4 @@ macro_rules! no_space {
     };
 }
 #[cfg(test)]
-use no_space;
+pub(crate) use no_space;

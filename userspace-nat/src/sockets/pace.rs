@@ -12,9 +12,9 @@
 //! - **From the guest**: what a guest sends is acknowledged at once, but its window opens at the rate
 //!   only, by a quantum in each stream's turn. So nothing is lost and no acknowledgement is late: the
 //!   guest waits for its window. What windows were opened by counts as a debt of its own, since it
-//!   may not have come yet; the larger of the two counts. A window may be [`WINDOW_NS`] of the rate,
-//!   divided by the VM's streams, so that a stream over a distance has its rate and many that were idle
-//!   do not overrun the limit together.
+//!   may not have come yet; the larger of the two counts. What a stream has not sent when it ends is
+//!   taken back. A window may be [`WINDOW_NS`] of the rate, divided by the VM's streams, so that a stream
+//!   over a distance has its rate and many that were idle do not overrun the limit together.
 //!
 //! Datagrams above the rate may keep the debt too large for streams. So [`LATE_NS`] after what streams have
 //! used is paid for, the next one has its turn all the same, as soon as a packet would pass.
@@ -127,8 +127,10 @@ impl ByteRates {
 /// Streams that wait for their turn.
 #[derive(Debug, Default)]
 struct Row {
-    /// Keys. One may be of a socket that is gone.
+    /// Keys. Some may be of sockets that are gone: half of them at most.
     keys: VecDeque<u32>,
+    /// Number of those.
+    gone: usize,
     /// Time until which what the turns so far have used is paid for, ns.
     used_until_ns: u64,
     /// Time at which the row began, ns.
@@ -154,6 +156,20 @@ impl Row {
         self.keys.push_back(key);
     }
 
+    /// One that waited is gone. `waits`: whether the socket of a key waits in this row.
+    fn forget_one(&mut self, waits: impl Fn(u32) -> bool) {
+        self.gone += 1;
+        if self.gone * 2 > self.keys.len() {
+            self.keys.retain(|key| waits(*key));
+            self.gone = 0;
+        }
+    }
+
+    /// One that had its turn was gone.
+    fn was_gone(&mut self) {
+        self.gone = self.gone.saturating_sub(1);
+    }
+
     /// Debt of what passed, or of what turns have used if that is more, ns: what a guest was allowed to
     /// send may not have come yet.
     fn debt_ns(&self, rate: &ByteRate, now_ns: u64) -> u64 {
@@ -177,6 +193,13 @@ impl Row {
     /// One had its turn, and used so much time of the rate.
     fn has_used(&mut self, ns: u64, now_ns: u64) {
         self.used_until_ns = self.used_until_ns.max(now_ns).saturating_add(ns);
+    }
+
+    /// So many bytes that turns have used were not sent, and will not be.
+    fn has_not_used(&mut self, bytes: u32) {
+        let ns = u128::from(bytes) * SECOND_NS / u128::from(self.per_second.max(1));
+        let ns = u64::try_from(ns).unwrap_or(u64::MAX);
+        self.used_until_ns = self.used_until_ns.saturating_sub(ns);
     }
 
     /// Time of the next turn; `None` while nobody waits.
@@ -206,6 +229,16 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn is_idle(&self) -> bool {
         self.to_guest.keys.is_empty() && self.from_guest.keys.is_empty()
+    }
+
+    /// Takes back what a stream was allowed and has not sent, once.
+    pub(super) fn give_back(&mut self, endpoint: &mut Endpoint) {
+        if let Kind::Stream(stream) = &endpoint.socket {
+            // Its first window comes first, and no turn has used that.
+            let left = stream.connection().allowed_left().min(endpoint.allowed);
+            self.from_guest.has_not_used(left);
+            endpoint.allowed = 0;
+        }
     }
 
     pub(super) fn due_ns(&self) -> Option<u64> {
@@ -271,7 +304,30 @@ impl Sockets {
     /// Whether a stream that is taken from the row is there and has waited.
     fn takes_turn(&mut self, key: u32) -> bool {
         let endpoint = self.endpoints.get_mut(&key);
-        endpoint.is_some_and(|endpoint| std::mem::take(&mut endpoint.waits_to_send))
+        let waited = endpoint.is_some_and(|endpoint| std::mem::take(&mut endpoint.waits_to_send));
+        if !waited {
+            self.pace.to_guest.was_gone();
+        }
+        waited
+    }
+
+    /// The rows forget a socket that was removed.
+    pub(super) fn wait_no_more(&mut self, endpoint: &Endpoint) {
+        let endpoints = &self.endpoints;
+        if endpoint.waits_to_send {
+            let waits = |key| endpoints.get(&key).is_some_and(|it| it.waits_to_send);
+            self.pace.to_guest.forget_one(waits);
+        }
+        if endpoint.waits_for_window {
+            let waits = |key| endpoints.get(&key).is_some_and(|it| it.waits_for_window);
+            self.pace.from_guest.forget_one(waits);
+        }
+    }
+
+    /// Whether a stream waits for its turn to send to the guest, and the turn for the rate.
+    pub(super) fn is_held_by_rate(&self, key: u32) -> bool {
+        let endpoint = self.endpoints.get(&key);
+        endpoint.is_some_and(|it| it.waits_to_send) && self.pace.to_guest.due_ns().is_some()
     }
 
     /// Before a connection of the guest stands: holds its first window, if the VM's rate is limited.
@@ -325,9 +381,11 @@ impl Sockets {
             };
             // It may be gone, and its key another's.
             let Some(endpoint) = self.endpoints.get_mut(&key) else {
+                row.was_gone();
                 continue;
             };
             if !std::mem::take(&mut endpoint.waits_for_window) {
+                row.was_gone();
                 continue;
             }
             let Kind::Stream(stream) = &mut endpoint.socket else {
@@ -337,7 +395,9 @@ impl Sockets {
             if bytes == 0 {
                 continue;
             }
+            stream.widen_queue(window);
             stream.allow(bytes);
+            endpoint.allowed = endpoint.allowed.saturating_add(bytes);
             row.has_used(rate.ns_of(bytes), now_ns);
             if stream.connection().lacks(window) > 0 {
                 endpoint.waits_for_window = true;

@@ -27,6 +27,7 @@ const OURS: u32 = 5_000;
 const PORT: u16 = 40_000;
 const START_NS: u64 = 1_000_000_000;
 const STEP_NS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
 const HEADERS_LEN: usize = 40;
 const DATA: [u8; 8_000] = [7; 8_000];
 /// Segments of a stream that a guest's link carries in a step.
@@ -317,21 +318,26 @@ impl Scene {
     /// The guest sends so many segments of each stream, or as many as its windows permit.
     fn guest_sends_segments(&mut self, most: usize) {
         for nth in 0..self.guest.streams.len() {
-            let (from, to) = self.ends(nth);
-            for _ in 0..most {
-                let OfGuest {
-                    sent, edge, next, ..
-                } = self.guest.streams[nth];
-                let window = edge.wrapping_sub(sent) as usize;
-                if !before(sent, edge) {
-                    break;
-                }
-                let data = &DATA[..window.min(1_460)];
-                let segment = tcp(from, to, Flags::ACK, sent, next, &[], data);
-                assert!(self.guest_sends_now(&segment), "a window leads to no drop");
-                self.guest.streams[nth].sent = sent.wrapping_add(data.len() as u32);
-                self.turn();
+            self.guest_sends_of(nth, most);
+        }
+    }
+
+    /// The guest sends so many segments of one stream, or as many as its window permits.
+    fn guest_sends_of(&mut self, nth: usize, most: usize) {
+        let (from, to) = self.ends(nth);
+        for _ in 0..most {
+            let OfGuest {
+                sent, edge, next, ..
+            } = self.guest.streams[nth];
+            let window = edge.wrapping_sub(sent) as usize;
+            if !before(sent, edge) {
+                break;
             }
+            let data = &DATA[..window.min(1_460)];
+            let segment = tcp(from, to, Flags::ACK, sent, next, &[], data);
+            assert!(self.guest_sends_now(&segment), "a window leads to no drop");
+            self.guest.streams[nth].sent = sent.wrapping_add(data.len() as u32);
+            self.turn();
         }
     }
 
@@ -602,6 +608,166 @@ fn a_stream_that_is_cut_while_it_waits_leaves_the_row_to_others() {
         };
         let moved = after - before;
         assert!((RATE * 9 / 10..RATE * 11 / 10).contains(&moved), "{moved}");
+    }
+}
+
+#[test]
+fn what_short_streams_were_allowed_and_did_not_send_is_not_lost_to_a_long_one() {
+    let mut scene = Scene::new(false, 1, rates(RATE, 0));
+    let start_ns = scene.guest.now_ns;
+    for nth in 1..=50 {
+        // A short one every 20 ms sends a request of 200 bytes, and is reset.
+        scene.open();
+        let (from, to) = scene.ends(nth);
+        let request = tcp(from, to, Flags::ACK, FIRST + 1, OURS + 1, &[], &DATA[..200]);
+        scene.guest_sends_now(&request);
+        for step in 0..20 {
+            scene.turn();
+            if step == 10 {
+                let end = tcp(from, to, Flags::RST, FIRST + 201, 0, &[], &[]);
+                scene.guest_sends_now(&end);
+            }
+            scene.guest_sends_of(0, SEGMENTS_PER_STEP);
+            scene.guest.now_ns += STEP_NS;
+        }
+    }
+    let ns = scene.guest.now_ns - start_ns;
+    let share = scene.heard[0] as f64 / (RATE as f64 * ns as f64 / 1e9);
+    assert!(share > 0.9, "{share} of the rate");
+    assert_eq!(scene.guest.dropped, 0);
+}
+
+#[test]
+fn a_first_window_is_nothing_that_a_turn_has_used() {
+    let mut scene = Scene::new(false, 1, rates(RATE, 0));
+    scene.run(SECOND / 10, true);
+    // The other one has used all of the rate.
+    scene.open();
+    let mut endpoints = scene.sockets.endpoints.values();
+    assert!(endpoints.any(|endpoint| endpoint.allowed == 0));
+    let used_until_ns = scene.sockets.pace.from_guest.used_until_ns;
+    let (from, to) = scene.ends(1);
+    let end = tcp(from, to, Flags::RST, FIRST + 1, 0, &[], &[]);
+    scene.guest_sends_now(&end);
+    scene.work();
+    assert_eq!(scene.sockets.len(), 1);
+    assert_eq!(scene.sockets.pace.from_guest.used_until_ns, used_until_ns);
+}
+
+#[test]
+fn a_row_has_few_keys_of_streams_that_have_ended() {
+    const STREAMS: usize = 16;
+    const LEFT: u16 = 3;
+    for up in [false, true] {
+        let mut scene = Scene::new(false, STREAMS, rates(RATE, RATE));
+        for _ in 0..50 {
+            match up {
+                true => scene.guest_sends(),
+                false => scene.servers_send(),
+            }
+            scene.turn();
+        }
+        let row = |scene: &Scene| match up {
+            true => scene.sockets.pace.from_guest.keys.len(),
+            false => scene.sockets.pace.to_guest.keys.len(),
+        };
+        assert!(row(&scene) > STREAMS / 2, "{} wait", row(&scene));
+        let now_ns = scene.guest.now_ns;
+        let lives = |tuple: &FlowTuple| tuple.local_port < PORT + LEFT;
+        scene.sockets.sweep(now_ns, lives);
+        assert_eq!(scene.sockets.len(), usize::from(LEFT));
+        let waiting = row(&scene);
+        assert!(waiting <= 2 * usize::from(LEFT), "{waiting} keys");
+        // Those that are there go on.
+        for stream in &mut scene.guest.streams[usize::from(LEFT)..] {
+            stream.edge = stream.sent;
+            stream.owes = false;
+        }
+        let moved = |scene: &Scene, nth: usize| match up {
+            true => scene.heard[nth],
+            false => scene.guest.streams[nth].received,
+        };
+        let before: Vec<u64> = (0..usize::from(LEFT))
+            .map(|nth| moved(&scene, nth))
+            .collect();
+        scene.run(1_000_000_000, up);
+        for (nth, before) in before.iter().enumerate() {
+            let moved = moved(&scene, nth) - before;
+            assert!(moved > RATE / 6, "{moved} of stream {nth}");
+        }
+        scene.sockets.sweep(scene.guest.now_ns + SECOND, |_| false);
+        assert!(scene.sockets.is_empty() && scene.sockets.pace.is_idle());
+    }
+}
+
+#[test]
+fn a_probe_of_a_window_that_the_rate_holds_is_answered_at_once_and_opens_nothing() {
+    for is_ipv6 in [false, true] {
+        let mut scene = Scene::new(is_ipv6, 1, rates(RATE / 10, 0));
+        // Its window is used up, and the rate's time too.
+        for _ in 0..20 {
+            scene.guest_sends();
+        }
+        assert!(!scene.sockets.pace.is_idle());
+        let (from, to) = scene.ends(0);
+        let OfGuest {
+            sent, edge, next, ..
+        } = scene.guest.streams[0];
+        assert_eq!(sent, edge, "it has no window");
+        let heard = scene.heard[0];
+        // As Linux probes, by a byte that was acknowledged, and by the next byte.
+        let before_next = ack(from, to, 0, sent.wrapping_sub(1), next);
+        let next_byte = tcp(from, to, Flags::ACK, sent, next, &[], &[7]);
+        for probe in [before_next, next_byte] {
+            scene.guest.streams[0].acknowledged = 0;
+            assert!(scene.guest_sends_now(&probe));
+            scene.turn();
+            let OfGuest {
+                acknowledged, edge, ..
+            } = scene.guest.streams[0];
+            assert_eq!((acknowledged, edge), (sent, sent), "answered, and no more");
+        }
+        assert_eq!(scene.heard[0], heard);
+        scene.run(1_000_000_000, true);
+        let moved = scene.heard[0] - heard;
+        let expected = RATE / 10 * 8 / 10..RATE / 10 * 11 / 10;
+        assert!(expected.contains(&moved), "{moved} bytes");
+        assert_eq!(scene.guest.dropped, 0);
+    }
+}
+
+#[test]
+fn a_stream_is_not_given_up_while_what_it_sends_again_waits_for_the_rate() {
+    // A segment is a quarter of an hour of it: longer than all waits for an answer together.
+    let mut scene = Scene::new(false, 1, rates(0, 10));
+    let first = scene.guest.streams[0].next;
+    scene.servers[0].write_all(&DATA).unwrap();
+    while scene.guest.streams[0].received == 0 {
+        scene.turn();
+        scene.guest.now_ns += STEP_NS;
+    }
+    // It is lost.
+    let stream = &mut scene.guest.streams[0];
+    (stream.next, stream.received, stream.owes) = (first, 0, false);
+    let sent_ns = scene.guest.now_ns;
+    while scene.guest.streams[0].received == 0 {
+        assert_eq!(scene.sockets.len(), 1, "it was given up");
+        let due_ns = scene.sockets.due_ns().expect("something is due");
+        scene.guest.now_ns = scene.guest.now_ns.max(due_ns) + STEP_NS;
+        scene.work();
+    }
+    let waited_s = (scene.guest.now_ns - sent_ns) / SECOND;
+    assert!(waited_s > 600, "{waited_s} s");
+    // The guest's silence counts from then on.
+    scene.guest.limits.set(rates(0, RATE));
+    while scene.sockets.len() == 1 {
+        let due_ns = scene.sockets.due_ns().expect("something is due");
+        scene.guest.now_ns = scene.guest.now_ns.max(due_ns) + STEP_NS;
+        let stream = &mut scene.guest.streams[0];
+        (stream.next, stream.owes) = (first, false);
+        scene.work();
+        scene.sockets.sweep(scene.guest.now_ns, |_| true);
+        assert!((scene.guest.now_ns - sent_ns) / SECOND < 3_600, "never");
     }
 }
 

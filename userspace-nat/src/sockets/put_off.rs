@@ -5,11 +5,12 @@
 //! Each takes as long as the kernel takes to carry the segment to its end, and often the guest's next
 //! connection is behind them already. So they are done when the thread would wait otherwise
 //! ([`crate::port::FrameIo::rest`]), or once there are [`MOST`] of a kind, or after [`LONGEST_NS`].
-use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 use nix::sys::epoll::Epoll;
 
 use super::{Sockets, ToGuest, pace::ByteRates};
+use crate::host_sockets::HostSockets;
 
 /// Sockets, or acknowledgements, from which on what is put off is done at a turn's end.
 const MOST: usize = 16;
@@ -17,10 +18,10 @@ const MOST: usize = 16;
 const LONGEST_NS: u64 = 1_000_000;
 
 /// What is put off.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PutOff {
-    /// Sockets to close.
-    closed: Vec<OwnedFd>,
+    /// Has the sockets to close.
+    host: Rc<HostSockets>,
     /// Keys of connections whose acknowledgement is the last.
     acknowledgements: Vec<u32>,
     /// Time by which the first of these is to be done, ns; `None` until the turn's end.
@@ -28,9 +29,13 @@ pub(super) struct PutOff {
 }
 
 impl PutOff {
-    /// Where sockets go that are to be closed.
-    pub(super) fn closed(&mut self) -> &mut Vec<OwnedFd> {
-        &mut self.closed
+    /// Nothing is put off. `host` has the sockets to close.
+    pub(super) fn new(host: Rc<HostSockets>) -> Self {
+        Self {
+            host,
+            acknowledgements: Vec::new(),
+            due_ns: None,
+        }
     }
 
     /// Puts off the last acknowledgement of a connection.
@@ -41,13 +46,8 @@ impl PutOff {
         }
     }
 
-    /// Closes the sockets that are to be closed.
-    pub(super) fn close_all(&mut self) {
-        self.closed.clear();
-    }
-
     fn is_empty(&self) -> bool {
-        self.closed.is_empty() && self.acknowledgements.is_empty()
+        self.host.closing().is_empty() && self.acknowledgements.is_empty()
     }
 
     /// Time by which it is to be done, ns; `None` if nothing is put off.
@@ -61,7 +61,7 @@ impl PutOff {
             return false;
         }
         let due_ns = *self.due_ns.get_or_insert(now_ns + LONGEST_NS);
-        let are_many = self.closed.len() >= MOST || self.acknowledgements.len() >= MOST;
+        let are_many = self.host.closing().len() >= MOST || self.acknowledgements.len() >= MOST;
         are_many || due_ns <= now_ns
     }
 }
@@ -75,7 +75,7 @@ impl Sockets {
     /// Does what was put off.
     pub fn do_put_off(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) {
         self.put_off.due_ns = None;
-        self.put_off.close_all();
+        self.host.close_all();
         let mut keys = std::mem::take(&mut self.put_off.acknowledgements);
         for key in keys.drain(..) {
             self.stream_sends(key, ByteRates::default(), epoll, guest, now_ns);

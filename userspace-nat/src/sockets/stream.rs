@@ -8,7 +8,7 @@ use slipgate_model::FlowTuple;
 use super::{
     Delivered, Endpoint, FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest,
     pace::{ByteRate, ByteRates},
-    system, watch,
+    watch,
 };
 use crate::{
     packet::{Packet, Version, transport::Tcp},
@@ -38,17 +38,26 @@ impl Sockets {
         let l4 = packet.ip.payload();
         let segment = Segment::read(tcp, l4);
         let known = self.by_tuple.get(&tuple).copied();
+        if tcp.is_opening_syn()
+            && let Some(opened) = self.host.take_claimed(&tuple)
+        {
+            // A new flow has the tuple, whatever became of the one before.
+            if let Some(key) = known {
+                self.abort(key);
+            }
+            return self.begin_stream(tuple, &segment, opened, epoll, guest);
+        }
         let key = match known {
             Some(key) if tcp.is_opening_syn() && self.is_over(key, &segment) => {
                 self.remove(key);
                 // The socket before may be one that is not closed yet: the host has one of a tuple.
-                self.put_off.close_all();
-                let opened = system::open(&tuple, &self.host);
+                self.host.close_all();
+                let opened = self.host.open(&tuple);
                 return self.begin_stream(tuple, &segment, opened, epoll, guest);
             }
             Some(key) => key,
             None if tcp.is_opening_syn() => {
-                let opened = system::open(&tuple, &self.host);
+                let opened = self.host.open(&tuple);
                 return self.begin_stream(tuple, &segment, opened, epoll, guest);
             }
             None => {
@@ -62,12 +71,15 @@ impl Sockets {
             return;
         };
         let payload = Payload::new(&l4[tcp.header_len..], rest);
+        let mut closed = self.host.closing();
         let workspace = Workspace {
             scratch: &mut self.scratch,
             early: &self.early,
-            closed: Some(self.put_off.closed()),
+            closed: Some(&mut closed),
         };
-        let Ok(taken) = stream.receive(&segment, payload, workspace, now_ns) else {
+        let taken = stream.receive(&segment, payload, workspace, now_ns);
+        drop(closed);
+        let Ok(taken) = taken else {
             return self.reset_guest(key, guest);
         };
         if taken.host == Host::Reset {
@@ -186,9 +198,13 @@ impl Sockets {
     }
 
     pub(super) fn stream_due(&mut self, key: u32, guest: &mut impl ToGuest, now_ns: u64) {
+        let is_held = self.is_held_by_rate(key);
         let Some(stream) = self.stream(key) else {
             return;
         };
+        if is_held && stream.connection_mut().waits_to_resend(now_ns) {
+            return self.settle_timer(key);
+        }
         match stream.on_time(now_ns) {
             Due::Nothing | Due::Resend => {}
             Due::Send(header) => self.write_of(key, &header, guest),

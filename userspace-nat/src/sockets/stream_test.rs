@@ -3,11 +3,14 @@ use std::{
     fs::File,
     io::{Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    os::fd::{AsRawFd as _, OwnedFd},
     sync::Arc,
 };
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::{
+    memfd::{MFdFlags, memfd_create},
+    socket::{MsgFlags, recv},
+};
 use slipgate_abi::{DropReason, tcp::Flags};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 
@@ -238,6 +241,57 @@ fn bytes_that_the_guests_memory_does_not_take_go_by_a_copy() {
             assert!(guest.1.given > 0, "no stream of bulk: {:?}", guest.0);
             assert_eq!(guest.1.given, guest.1.forgotten);
         }
+    }
+}
+
+#[test]
+fn no_end_is_told_before_bytes_that_the_guests_memory_does_not_take() {
+    const SMALL: [u8; 500] = [7; 500];
+    for ends in ENDS {
+        let mut guest = Taken::default();
+        let (mut sockets, mut server, epoll) = open_before_6_9(ends, &mut guest);
+        sockets.mtu = 9_100;
+        guest.1.memory = Some(memory_that_is_gone(1 << 16));
+        server.set_nodelay(true).unwrap();
+        let key = *sockets.endpoints.keys().next().unwrap();
+        let queued = |sockets: &mut Sockets| {
+            let socket = sockets.stream(key).unwrap().socket().unwrap();
+            let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+            recv(socket.as_raw_fd(), &mut [0; 1 << 16], flags).unwrap_or(0)
+        };
+        // So many writes that the kernel has them in several buffers: it joins no more than have 17 pages.
+        let mut sent = 0;
+        for (writes, end) in [(40, false), (2, true)] {
+            for _ in 0..writes {
+                server.write_all(&SMALL).unwrap();
+                sent += SMALL.len();
+            }
+            if end {
+                server.shutdown(Shutdown::Write).unwrap();
+            }
+            while queued(&mut sockets) < sent {
+                std::thread::yield_now();
+            }
+            let of = match end {
+                true => EpollFlags::EPOLLRDHUP,
+                false => EpollFlags::EPOLLIN,
+            };
+            hear(&mut sockets, &epoll, of, &mut guest);
+        }
+        assert!(guest.1.given > 0, "no stream of bulk: {:?}", guest.0);
+        let payload: usize = guest.0.iter().map(|(.., len)| len).sum();
+        assert_eq!(payload, sent, "{:?}", guest.0);
+        // Its window takes the end, too, if that was not told yet.
+        let acknowledged = OURS_FIRST + 1 + sent as u32;
+        let segment = ack(ends.0, ends.1, 0, GUESTS_FIRST + 1, acknowledged);
+        with_segment(&segment, |packet, _| {
+            let how = (VirtioNetHdr::default(), false);
+            sockets.take(packet, how, &epoll, &mut guest, 0);
+        });
+        while sockets.work(&epoll, &mut guest, 0) {}
+        let (flags, at, _) = *guest.0.last().unwrap();
+        assert!(flags & Flags::FIN != 0, "{:?}", guest.0);
+        assert_eq!(at, acknowledged);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Flows follow the host's network: to another next hop when the routes change, and to their end
-//! when the host no longer has their translated address.
+//! when the host no longer has their translated address, or their destination is not reached as it
+//! was.
 //!
 //! # Theory of operation
 //! The broker sends the whole network at each change, and most changes concern no flow: a link that
@@ -20,6 +21,14 @@
 //!
 //! A flow that is not translated keeps its guest's address by any route.
 //!
+//! A flow is *astray* if a new one to its destination would be refused because of what a route says:
+//! one that refuses or discards, one of the host's own, one by a link by which the VM may not leave.
+//! So is one that would leave by another link, but cannot keep its address there. The engine cuts
+//! these, and tells their guests what it would tell of a new flow. Where there is merely no route any
+//! more, a flow goes on: routes go and come again within moments when a daemon or a lease renews
+//! them, and no other way is said to be right meanwhile. While the only uplink by which a VM may leave
+//! does not exist, its flows wait for it.
+//!
 //! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
 //! as it was until the broker's message arrived.
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
@@ -29,14 +38,18 @@ use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 use crate::{
     datapath::Datapath,
     flow::{EndReason, Flows, STEPS_PER_TURN, SlotWalk},
-    route::Difference,
+    route::{Difference, Route},
     state::Nat,
 };
 
 /// Steps to examine a flow: its route is looked up, and its slot is read.
 const STEPS_PER_LOOK: u32 = 8;
+/// Steps of a question to the kernel about a flow's route: two system calls.
+const STEPS_PER_QUESTION: u32 = 64;
 /// Steps to end a flow: both its tuples are deleted in the kernel.
 const STEPS_PER_END: u32 = 128;
+/// Steps to cut a flow: its guest may have to be asked for a segment.
+const STEPS_PER_CUT: u32 = 64;
 /// Most flows that are examined in a turn.
 #[cfg(test)]
 pub(crate) const LOOKS_PER_TURN: u32 = STEPS_PER_TURN / STEPS_PER_LOOK + 1;
@@ -47,6 +60,33 @@ pub(crate) struct Following {
     /// Changes that may concern a flow.
     difference: Difference,
     walk: SlotWalk,
+    /// Guests' connections that may still be probed.
+    pub(crate) probes: usize,
+}
+
+/// What became of a flow that was examined.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Followed {
+    /// No change concerns it.
+    Unconcerned,
+    /// It goes on, maybe by another next hop.
+    GoesOn,
+    /// It was ended.
+    Ended,
+    /// The caller is to cut it.
+    Astray,
+}
+
+impl Followed {
+    /// Cost in steps, apart from passing the flow's slot.
+    const fn cost(self) -> u32 {
+        match self {
+            Self::Unconcerned => 0,
+            Self::GoesOn => STEPS_PER_LOOK,
+            Self::Ended => STEPS_PER_END,
+            Self::Astray => STEPS_PER_CUT,
+        }
+    }
 }
 
 impl Following {
@@ -66,50 +106,59 @@ impl Following {
 }
 
 impl<D: Datapath> Nat<D> {
-    /// Has a flow that was just adopted follow the changes while no engine was running.
-    pub(crate) fn follow_adopted(&mut self, slot: SlotIndex, now_ns: u64) {
-        self.follow_one(&Difference::everything(), slot, now_ns);
-        let Some(entry) = self.flows.entry(slot) else {
-            return;
-        };
-        if !entry.state.is_linked() || entry.is_hairpin() || !self.network.has_routes(entry.vm()) {
-            return;
+    /// Has a flow that was just adopted follow the changes while no engine was running. Returns whether
+    /// it is astray: it is to be cut.
+    pub(crate) fn follow_adopted(&mut self, slot: SlotIndex, now_ns: u64) -> bool {
+        let followed = self.follow_one(&Difference::everything(), slot, now_ns);
+        if followed != Followed::Astray {
+            return false;
         }
-        // The VM's policy may have chosen these routes meanwhile: nothing tells it from another change.
-        let hop = self.route_of(slot).hop();
-        if self.leaves_by_another(slot, hop.map(|(hop, _)| hop.ifindex)) {
+        // By another link: the VM may have been given that uplink, or its policy these routes.
+        if self.route_of(slot).hop().is_some() {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::Uplink, now_ns);
+            return false;
         }
+        true
     }
 
-    /// Does a turn's part of the walk, if one is under way.
-    pub(crate) fn go_on_following(&mut self, now_ns: u64) {
+    /// Does a turn's part of the walk, if one is under way. Returns the flows that are astray: they are
+    /// to be cut.
+    #[must_use]
+    pub(crate) fn go_on_following(&mut self, now_ns: u64) -> Vec<SlotIndex> {
         let mut following = std::mem::take(&mut self.network.following);
         let mut steps = STEPS_PER_TURN;
+        let mut astray = Vec::new();
         while let Some(slot) = following.walk.next(&self.flows, &mut steps) {
-            let cost = self.follow_one(&following.difference, slot, now_ns);
-            steps = steps.saturating_sub(cost);
+            let asked = self.network.questions();
+            let followed = self.follow_one(&following.difference, slot, now_ns);
+            let asked = (self.network.questions() - asked) as u32;
+            steps = steps.saturating_sub(asked.saturating_mul(STEPS_PER_QUESTION));
+            if followed == Followed::Astray {
+                astray.push(slot);
+            }
+            steps = steps.saturating_sub(followed.cost());
         }
         if !following.is_under_way() {
             following.difference = Difference::default();
         }
         self.network.following = following;
+        astray
     }
 
-    /// Examines one flow. Returns the cost in steps, apart from passing its slot.
-    fn follow_one(&mut self, difference: &Difference, slot: SlotIndex, now_ns: u64) -> u32 {
+    /// Examines one flow.
+    fn follow_one(&mut self, difference: &Difference, slot: SlotIndex, now_ns: u64) -> Followed {
         let Some(entry) = self.flows.entry(slot) else {
-            return 0;
+            return Followed::Unconcerned;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
         let is_hosts = !entry.is_untranslated();
         if !difference.concerns(remote, nat) {
-            return 0;
+            return Followed::Unconcerned;
         }
         // A flow that is ending may be revived.
         if !entry.state.is_linked() {
-            return STEPS_PER_LOOK;
+            return Followed::GoesOn;
         }
         let routes = &self.network.routes;
         let is_hairpin = entry.is_hairpin();
@@ -117,19 +166,22 @@ impl<D: Datapath> Nat<D> {
         if is_hosts && is_gone(nat) || is_hairpin && is_gone(remote) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
-            return STEPS_PER_END;
+            return Followed::Ended;
         }
-        if is_hairpin {
-            return STEPS_PER_LOOK;
+        // One that was cut may not.
+        if is_hairpin || self.flows.is_cut(slot) {
+            return Followed::GoesOn;
         }
         let vm = VmId::new(entry.guest.scope);
-        self.follow_route(slot, vm);
+        if !self.follow_route(slot, vm) {
+            return Followed::Astray;
+        }
         if self.leaves_by_another(slot, self.network.uplink_of(vm)) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::Uplink, now_ns);
-            return STEPS_PER_END;
+            return Followed::Ended;
         }
-        STEPS_PER_LOOK
+        Followed::GoesOn
     }
 
     /// Has the flows of a VM whose uplink has changed leave by the present one. Returns those that
@@ -165,20 +217,29 @@ impl<D: Datapath> Nat<D> {
         slots
     }
 
-    /// Has a flow leave by the present route, if that keeps its translated address.
-    fn follow_route(&mut self, slot: SlotIndex, vm: VmId) {
+    /// Has a flow leave by the present route, if that keeps its translated address. Returns whether it
+    /// may go on.
+    fn follow_route(&mut self, slot: SlotIndex, vm: VmId) -> bool {
         let Some(entry) = self.flows.entry(slot) else {
-            return;
+            return true;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
-        let is_own = entry.is_untranslated();
-        let Some((hop, source)) = self.route_of(slot).hop() else {
-            return;
-        };
+        let (is_own, is_from_world) = (entry.is_untranslated(), entry.is_from_world());
+        // The kernel has the host's sockets leave by any link.
+        let by_socket = self.world_is_sockets;
         let network = &self.network;
+        let (hop, source) = match self.route_of(slot) {
+            Route::HostLocal | Route::Refused(_) => return false,
+            Route::OtherUplink { .. } => return by_socket || network.waits(vm),
+            route => match route.hop() {
+                Some(hop) => hop,
+                None => return true,
+            },
+        };
         let is_kept = nat == source
             || is_own
             || network.is_pooled(vm, nat)
+            || is_from_world && network.answers_by(vm, hop.ifindex, nat)
             || network.may_keep_source(vm, hop.ifindex, remote, (source, nat));
         if is_kept {
             let next_hop = self.next_hop(hop, remote);
@@ -187,6 +248,7 @@ impl<D: Datapath> Nat<D> {
             live.uplink_ifindex().store(hop.ifindex.get(), Relaxed);
             live.next_hop().store(next_hop, Relaxed);
         }
+        is_kept || by_socket || !self.leaves_by_another(slot, Some(hop.ifindex))
     }
 
     /// Whether a flow leaves by another uplink than this one, which exists.

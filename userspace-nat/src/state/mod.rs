@@ -12,13 +12,17 @@
 //! | [`Outgoing`] | frames on their way out |
 //! | [`Reassembly`] | datagrams of which not all fragments have come |
 //! | [`Sleeping`] | the VMs that sleep, and what is held for them |
+//! | [`Unaddressed`] | frames for guests whose MAC is not known |
 //! | [`Schedule`] | router advertisements that nobody asks for |
+//! | [`KeptSyns`] | SYNs that may have to be sent again |
 //! | [`Adopting`] | a predecessor's flows that are still to be adopted |
 pub(crate) mod credits;
+pub(crate) mod early;
 pub(crate) mod follow;
 mod forwards;
 pub(crate) mod hops;
 mod journal;
+mod kept_syns;
 mod mapped;
 mod nat;
 mod network;
@@ -27,18 +31,21 @@ mod pairing;
 pub(crate) mod reassembly;
 mod rules;
 mod sleeping;
+mod unaddressed;
 mod vms;
 
 pub use self::forwards::Forward;
 pub(crate) use self::{
     forwards::Forwards,
     journal::{Journal, Refused},
+    kept_syns::KeptSyns,
     nat::Nat,
     network::Network,
     outgoing::{Outgoing, charge},
     reassembly::Reassembly,
     rules::Rules,
     sleeping::{NotHeld, SegmentId, Sleeping},
+    unaddressed::Unaddressed,
     vms::{VmState, VmTable},
 };
 
@@ -66,8 +73,10 @@ pub(crate) struct Core<D> {
     pub(crate) out: Outgoing,
     pub(crate) adopting: Adopting,
     pub(crate) sleeping: Sleeping,
+    pub(crate) unaddressed: Unaddressed,
     pub(crate) reassembly: Reassembly,
     pub(crate) advertisements: Schedule,
+    pub(crate) kept_syns: KeptSyns,
 }
 
 /// State of an adoption beside the flows that are left.
@@ -107,8 +116,10 @@ impl<D: Datapath> Core<D> {
             out: Outgoing::new(),
             adopting: Adopting::default(),
             sleeping: Sleeping::default(),
+            unaddressed: Unaddressed::default(),
             reassembly: Reassembly::default(),
             advertisements: Schedule::default(),
+            kept_syns: KeptSyns::default(),
         }
     }
 
@@ -186,6 +197,7 @@ impl<D: Datapath> Core<D> {
         if self.vms.id_of(row) == Some(id) {
             self.reassembly.forget(row);
             self.count_lost_fragments();
+            self.kept_syns.forget(row);
         }
         let was_there = self.vms.remove(row, id);
         self.nat.flows.share_among(self.vms.len());

@@ -1,6 +1,10 @@
 //! The translation of flows: the flows, the kernel's tables that hold them, and the network that
 //! they leave by.
-use std::{net::IpAddr, rc::Rc, sync::atomic::Ordering::Relaxed};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    rc::Rc,
+    sync::atomic::Ordering::Relaxed,
+};
 
 use slipgate_abi::{NextHop, SlotIndex, VmId, slot::SlotFlags};
 
@@ -10,7 +14,7 @@ use crate::{
     flow::Flows,
     host_sockets::HostSockets,
     port::Exit,
-    route::Route,
+    route::{Route, RouteEntry, ask::Transport, spread},
     vm::VmNet,
 };
 
@@ -113,15 +117,29 @@ impl<D: Datapath> Nat<D> {
         source.is_some_and(|nat| !self.network.may_be_translated_to(vm, nat))
     }
 
-    /// Returns the present route of a flow's packets to the world.
+    /// Returns the present route of a flow's packets to the world. Of several next hops it is the one
+    /// that the flow has, while that is one of them.
     pub(super) fn route_of(&self, slot: SlotIndex) -> Route {
         let Some(entry) = self.flows.entry(slot) else {
             return Route::Unreachable;
         };
         let (vm, remote) = (entry.vm(), entry.guest.remote);
+        let choose = &mut |hops: &[&RouteEntry]| {
+            let live = self.datapath.slot(slot);
+            let element = self.datapath.next_hop(live.next_hop().load(Relaxed));
+            // One without an element of its own keeps its link.
+            let link = || (live.uplink(), Ipv4Addr::UNSPECIFIED.into());
+            let present = element.map_or_else(link, |hop| hop.claim());
+            spread::keeping(Some(present), &entry.guest)(hops)
+        };
+        let network = &self.network;
         match entry.is_from_world() && !entry.is_untranslated() {
-            true => self.network.route_of_host(vm, remote),
-            false => self.network.route(vm, remote),
+            true => {
+                let answers = self.datapath.world_tuple(slot);
+                let transport = Transport::of(&answers);
+                network.route_of_host(vm, remote, Some(entry.nat), transport, choose)
+            }
+            false => network.route_choosing(vm, remote, Transport::of(&entry.guest), choose),
         }
     }
 

@@ -1,10 +1,10 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
 use std::{
     collections::{HashMap, hash_map::Entry},
-    net::{IpAddr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
-use slipgate_abi::{IfIndex, VmId};
+use slipgate_abi::{IfIndex, Protocol, VmId};
 use slipgate_model::{GuestIpv6, Link, route::OUT_THERE};
 use slipgate_policy::EgressRoutes;
 
@@ -14,7 +14,11 @@ use crate::{
     dns::{Guest, Way, Ways},
     flow::Flows,
     packet::Version,
-    route::{Difference, Route, RouteTable},
+    route::{
+        Choose, Difference, Query, Route, RouteTable,
+        ask::{self, Answer, Ask, AskKernel, Asked, Question, Transport},
+        spread,
+    },
     vm::VmNet,
 };
 
@@ -25,6 +29,8 @@ const DEFAULT_MTU: u32 = 1_500;
 #[derive(Debug, Default)]
 pub(crate) struct Network {
     pub(crate) routes: RouteTable,
+    /// The kernel, which is asked about rules that a look-up can't judge; `None`: it can't be.
+    asked: Option<Asked>,
     links: HashMap<IfIndex, Link, foldhash::fast::RandomState>,
     pub(crate) following: Following,
     pub(crate) hops: Hops,
@@ -40,12 +46,16 @@ pub(crate) struct Network {
 
 impl Ways for Network {
     fn are_hosts(&self, vm: VmId) -> bool {
-        self.leaves_as_all(vm)
+        // The kernel routes the host's own packets by all that its rules say.
+        let is_as_host = || self.vm_routes.get(&vm) == Some(&EgressRoutes::Host { mark: 0 });
+        self.leaves_as_all(vm) || self.uplink_of(vm).is_none() && is_as_host()
     }
 
     /// Questions have an address of the host, also those of a VM with a routed prefix.
-    fn way(&self, vm: VmId, resolver: IpAddr) -> Option<Way> {
-        match self.route_of_host(vm, resolver) {
+    fn way(&self, vm: VmId, resolver: SocketAddr, by: Protocol) -> Option<Way> {
+        // Its own port is the kernel's to choose, later.
+        let transport = Transport::to(by, resolver.port());
+        match self.route_of_host(vm, resolver.ip(), None, transport, &mut spread::first) {
             Route::Via { ifindex, .. } => Some(Way {
                 link: Some(ifindex),
             }),
@@ -62,31 +72,115 @@ impl Network {
         let difference = routes.difference_from(&self.routes);
         self.pairings.values().for_each(Pairing::look_again);
         self.routes = routes;
+        if let Some(asked) = &mut self.asked {
+            asked.forget();
+        }
         self.following.extend(difference, flows);
     }
 
-    /// Looks up the route of a VM's packets to `addr`.
+    /// Returns how many questions the kernel was asked so far.
+    pub(crate) fn questions(&self) -> u64 {
+        self.asked.as_ref().map_or(0, Asked::questions)
+    }
+
+    /// Sets whom to ask about rules of the host that a look-up can't judge.
+    pub(crate) fn set_kernel(&mut self, kernel: Box<dyn AskKernel>) {
+        self.asked = Some(Asked::new(kernel));
+    }
+
+    /// Looks up the route of a VM's packets to `addr`, of which no more is known, by the first of several
+    /// next hops.
     pub(crate) fn route(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
-        let addr = addr.into();
+        let transport = Transport::default();
+        self.route_choosing(vm, addr.into(), transport, &mut spread::first)
+    }
+
+    /// Looks up the route of a VM's packets to `addr`. `transport`: theirs, by which rules of the host
+    /// may decide. `choose`: one of several next hops.
+    pub(crate) fn route_choosing(
+        &self,
+        vm: VmId,
+        addr: IpAddr,
+        transport: Transport,
+        choose: &mut Choose<'_>,
+    ) -> Route {
+        let query = self.query(vm, addr);
+        let route = self.look_up(vm, &query, choose, &mut || self.ask(vm, &query, transport));
+        self.of_pool(vm, addr, route)
+    }
+
+    /// Returns the rule of the host that a look-up for a VM's packets to `addr` can't judge, so that
+    /// the kernel is asked: its priority; `None`: there is none.
+    pub(crate) fn undecided_rule(&self, vm: VmId, addr: IpAddr) -> Option<u32> {
+        let query = self.query(vm, addr);
+        match self.look_up(vm, &query, &mut spread::first, &mut ask::nobody) {
+            Route::Undecided { priority } => Some(priority),
+            _ => None,
+        }
+    }
+
+    /// Looks up the route of packets to `addr` that have an address of the host by a forward, `from`:
+    /// that of a VM's pool or routed prefix is not theirs. `None`: they have none yet. `transport`:
+    /// theirs. `choose`: one of several next hops.
+    pub(crate) fn route_of_host(
+        &self,
+        vm: VmId,
+        addr: IpAddr,
+        from: Option<IpAddr>,
+        transport: Transport,
+        choose: &mut Choose<'_>,
+    ) -> Route {
+        let query = Query {
+            uplink: self.uplink_of(vm),
+            from,
+            ..Query::to(addr)
+        };
+        self.look_up(vm, &query, choose, &mut || self.ask(vm, &query, transport))
+    }
+
+    /// Returns what is looked up for a VM's own packets to `addr`.
+    fn query(&self, vm: VmId, addr: IpAddr) -> Query {
         // Packets of a routed prefix need no address of the host to leave from.
         let own = self.routed.get(&vm).filter(|_| addr.is_ipv6());
         let own = own.map(|prefix| IpAddr::V6(*prefix));
-        let pairing = self.pairings.get(&vm).filter(|_| own.is_none());
-        let egress = self.vm_routes.get(&vm);
         // Rules of the host may be by the source.
-        let paired = pairing.filter(|_| egress.is_some());
-        let paired = paired.and_then(|pairing| pairing.address(addr.is_ipv6(), &self.routes));
-        let uplink = self.uplink_of(vm);
-        let route = self.routes.lookup_for(egress, addr, uplink, own.or(paired));
+        let has_rules = || own.is_none() && self.has_routes(vm);
+        let pairing = self.pairings.get(&vm).filter(|_| has_rules());
+        let paired = pairing.and_then(|pairing| pairing.address(addr.is_ipv6(), &self.routes));
+        Query {
+            uplink: self.uplink_of(vm),
+            source: own.or(paired),
+            ..Query::to(addr)
+        }
+    }
+
+    /// Returns a route with the source that the VM's pool gives, if it has one.
+    fn of_pool(&self, vm: VmId, addr: IpAddr, route: Route) -> Route {
+        let has_own = addr.is_ipv6() && self.routed.contains_key(&vm);
+        let pairing = self.pairings.get(&vm).filter(|_| !has_own);
         pairing.map_or(route, |pairing| pairing.applied_to(route, &self.routes))
     }
 
-    /// Looks up the route of packets to `addr` that have an address of the host by a forward: that of
-    /// a VM's pool or routed prefix is not theirs.
-    pub(crate) fn route_of_host(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
+    fn look_up(
+        &self,
+        vm: VmId,
+        query: &Query,
+        choose: &mut Choose<'_>,
+        ask: &mut Ask<'_>,
+    ) -> Route {
         let egress = self.vm_routes.get(&vm);
-        let uplink = self.uplink_of(vm);
-        self.routes.lookup_for(egress, addr, uplink, None)
+        self.routes.lookup_for(egress, query, choose, ask)
+    }
+
+    /// Asks the kernel for the table of a VM's packets.
+    fn ask(&self, vm: VmId, query: &Query, transport: Transport) -> Option<Answer> {
+        let mark = self.vm_routes.get(&vm)?.mark()?;
+        self.asked.as_ref()?.answer(Question {
+            mark,
+            to: query.to,
+            from: query.rule_source(),
+            transport,
+        })
     }
 
     /// Returns the route of a VM's packets to `to` with the source `known`, which other flows of its
@@ -211,6 +305,19 @@ impl Network {
     /// Whether a VM has neither an uplink of its own nor other routes than those of the table main.
     pub(crate) fn leaves_as_all(&self, vm: VmId) -> bool {
         self.uplink_of(vm).is_none() && !self.has_routes(vm)
+    }
+
+    /// Whether the only uplink by which a VM may leave does not exist.
+    pub(super) fn waits(&self, vm: VmId) -> bool {
+        let of_all = || self.routes.uplink().filter(|_| !self.has_routes(vm));
+        let uplink = self.uplink_of(vm).or_else(of_all);
+        uplink.is_some_and(|uplink| !uplink.is_some())
+    }
+
+    /// Whether answers of a VM's forward may leave by a link with this address, to which its client
+    /// connected: those from another uplink's address would reach nobody, and tell who the guest is.
+    pub(crate) fn answers_by(&self, vm: VmId, link: IfIndex, address: IpAddr) -> bool {
+        self.leaves_as_all(vm) || self.routes.carries(link, address) || self.is_pooled(vm, address)
     }
 
     /// Whether packets of two VMs leave by the same uplink and the same routes.

@@ -14,8 +14,11 @@
 //! none but the fragment header in between, or it ends its datagram. A fragment that is a whole
 //! datagram is no part of another one, whatever their identification (RFC 6946).
 //!
-//! A VM's guest, and the world that sends to it, have [`MOST_DATAGRAMS`] and [`MOST_BYTES`] each, of
-//! each family; the oldest datagram makes room. All VMs together have [`MOST_BYTES_IN_ALL`].
+//! A VM's guest, the peers of its flows, and strangers that send to its forwards have
+//! [`MOST_DATAGRAMS`] and [`MOST_BYTES`] each, of each family; the oldest datagram makes room. So no
+//! stranger takes the room of a flow. All VMs together have [`MOST_BYTES_IN_ALL`], and of
+//! these the strangers [`MOST_BYTES_OF_STRANGERS`]. A datagram of which a
+//! stranger's fragment came first is a peer's once its first fragment shows a flow.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     net::IpAddr,
@@ -40,31 +43,61 @@ const MOST_DATAGRAMS: usize = 16;
 const MOST_BYTES: usize = 256 << 10;
 /// Most bytes of all datagrams.
 const MOST_BYTES_IN_ALL: usize = 32 << 20;
+/// Most bytes of all strangers' datagrams among them.
+const MOST_BYTES_OF_STRANGERS: usize = 8 << 20;
 /// Most fragments of a datagram: the largest over a link of 576 bytes, the least that every host
 /// takes (RFC 791), has 119.
-const MOST_FRAGMENTS: usize = 128;
+pub(super) const MOST_FRAGMENTS: usize = 128;
 /// Time for which an IPv4 datagram waits for the rest, ns, as Linux does (`net.ipv4.ipfrag_time`).
 const PATIENCE_NS: u64 = 30 * SECOND_NS;
 /// The same of IPv6 (RFC 8200 section 4.5).
 const PATIENCE6_NS: u64 = 60 * SECOND_NS;
+
+/// Time for which a datagram of a family waits for the rest, ns.
+pub(super) fn patience_ns(is_ipv6: bool) -> u64 {
+    match is_ipv6 {
+        true => PATIENCE6_NS,
+        false => PATIENCE_NS,
+    }
+}
 
 /// Who sends a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Sender {
     /// Row of the VM.
     pub(crate) row: VmRow,
-    /// Whether it is the world that sends to the VM, and not its guest.
-    pub(crate) is_world: bool,
+    pub(crate) origin: Origin,
     /// Whether the datagrams are of IPv6.
     pub(crate) is_ipv6: bool,
 }
 
+/// Where a VM's datagrams come from.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Origin {
+    /// Its guest.
+    Guest,
+    /// The world, in a flow.
+    Peer,
+    /// The world, in no flow so far.
+    Stranger,
+}
+
+impl Origin {
+    const ALL: [Self; 3] = [Self::Guest, Self::Peer, Self::Stranger];
+
+    /// Where else the rest of its datagrams may be.
+    fn other(self) -> Option<Self> {
+        match self {
+            Self::Guest => None,
+            Self::Peer => Some(Self::Stranger),
+            Self::Stranger => Some(Self::Peer),
+        }
+    }
+}
+
 impl Sender {
     fn patience_ns(self) -> u64 {
-        match self.is_ipv6 {
-            true => PATIENCE6_NS,
-            false => PATIENCE_NS,
-        }
+        patience_ns(self.is_ipv6)
     }
 }
 
@@ -75,6 +108,8 @@ pub(crate) struct Reassembly {
     /// Time at which each sender's oldest datagram expires, ns.
     expiries: BTreeSet<(u64, Sender)>,
     bytes: usize,
+    /// Those of strangers among them.
+    bytes_of_strangers: usize,
     /// Fragments that were dropped and not counted yet.
     lost: Vec<(VmRow, Segments)>,
 }
@@ -140,7 +175,7 @@ impl Reassembly {
             identification: fragment.identification,
             protocol: (!sender.is_ipv6).then_some(fragment.protocol),
         };
-        let at = self.place(sender, name, now_ns);
+        let (sender, at) = self.place(sender, name, now_ns);
         let Some(datagrams) = self.senders.get_mut(&sender) else {
             return Ok(None);
         };
@@ -157,7 +192,10 @@ impl Reassembly {
         }
         let (before, limit) = (datagram.data.len(), datagrams.bytes);
         let grows = end.saturating_sub(before);
-        let has_room = limit + grows <= MOST_BYTES && self.bytes + grows <= MOST_BYTES_IN_ALL;
+        let has_room = limit + grows <= MOST_BYTES
+            && self.bytes + grows <= MOST_BYTES_IN_ALL
+            && (sender.origin != Origin::Stranger
+                || self.bytes_of_strangers + grows <= MOST_BYTES_OF_STRANGERS);
         datagram.held.packets += 1;
         datagram.held.bytes += fragment.packet.len() as u64;
         if !has_room || !datagram.fits(begin, end, fragment.has_more) {
@@ -165,58 +203,86 @@ impl Reassembly {
             return Ok(None);
         }
         datagram.put(frame, fragment, (begin, end));
+        let is_whole = datagram.is_whole();
         datagrams.bytes += grows;
-        self.bytes += grows;
-        if !datagram.is_whole() {
+        self.grow(sender, grows);
+        if !is_whole {
             return Ok(None);
         }
         Ok(self.take(sender, at).map(Datagram::into_whole))
     }
 
-    /// Returns the place of a datagram among its sender's, which is made if it is new.
-    fn place(&mut self, sender: Sender, name: Name, now_ns: u64) -> usize {
-        let known = self.senders.get(&sender).and_then(|datagrams| {
-            let mut all = datagrams.list.iter();
-            all.position(|datagram| datagram.name == name)
-        });
-        if let Some(at) = known {
-            return at;
+    /// Returns the sender of a datagram and its place among theirs; it is made if it is new.
+    fn place(&mut self, sender: Sender, name: Name, now_ns: u64) -> (Sender, usize) {
+        if let Some(at) = self.find(sender, name) {
+            return (sender, at);
         }
+        let other = sender
+            .origin
+            .other()
+            .map(|origin| Sender { origin, ..sender });
+        let known = other.and_then(|other| Some((other, self.find(other, name)?)));
+        if let Some((other, at)) = known
+            && other.origin == Origin::Peer
+        {
+            return (other, at);
+        }
+        // That of a stranger, if there is one: a flow has it now.
+        let known = known.and_then(|(other, at)| self.take(other, at));
+        let datagram = known.unwrap_or_else(|| Datagram::new(name, now_ns + sender.patience_ns()));
         // The oldest makes room, by number or by bytes for a datagram of any length.
         while let Some(datagrams) = self.senders.get(&sender)
             && (datagrams.list.len() >= MOST_DATAGRAMS || datagrams.bytes + MOST_DATA > MOST_BYTES)
         {
             self.lose(sender, 0);
         }
-        let expires_ns = now_ns + sender.patience_ns();
+        (sender, self.put(sender, datagram))
+    }
+
+    fn find(&self, sender: Sender, name: Name) -> Option<usize> {
+        let datagrams = self.senders.get(&sender)?;
+        let mut all = datagrams.list.iter();
+        all.position(|datagram| datagram.name == name)
+    }
+
+    /// Puts a datagram in its place by age. Returns the place.
+    fn put(&mut self, sender: Sender, datagram: Datagram) -> usize {
+        let (expires_ns, bytes) = (datagram.expires_ns, datagram.data.len());
         let datagrams = self.senders.entry(sender).or_default();
-        if datagrams.list.is_empty() {
+        let at = datagrams
+            .list
+            .partition_point(|other| other.expires_ns <= expires_ns);
+        if at == 0 {
+            if let Some(oldest) = datagrams.list.front() {
+                self.expiries.remove(&(oldest.expires_ns, sender));
+            }
             self.expiries.insert((expires_ns, sender));
         }
-        datagrams.list.push_back(Datagram {
-            name,
-            expires_ns,
-            is_dead: false,
-            parts: Vec::new(),
-            data: Vec::new(),
-            len: None,
-            head: Vec::new(),
-            protocol: 0,
-            largest: 0,
-            held: Segments {
-                packets: 0,
-                bytes: 0,
-            },
-            is_marked: false,
-        });
-        datagrams.list.len() - 1
+        datagrams.list.insert(at, datagram);
+        datagrams.bytes += bytes;
+        self.grow(sender, bytes);
+        at
+    }
+
+    fn grow(&mut self, sender: Sender, bytes: usize) {
+        self.bytes += bytes;
+        if sender.origin == Origin::Stranger {
+            self.bytes_of_strangers += bytes;
+        }
+    }
+
+    fn shrink(&mut self, sender: Sender, bytes: usize) {
+        self.bytes -= bytes;
+        if sender.origin == Origin::Stranger {
+            self.bytes_of_strangers -= bytes;
+        }
     }
 
     fn take(&mut self, sender: Sender, at: usize) -> Option<Datagram> {
         let datagrams = self.senders.get_mut(&sender)?;
         let datagram = datagrams.list.remove(at)?;
         datagrams.bytes -= datagram.data.len();
-        self.bytes -= datagram.data.len();
+        let bytes = datagram.data.len();
         if at == 0 {
             self.expiries.remove(&(datagram.expires_ns, sender));
             match datagrams.list.front() {
@@ -228,6 +294,7 @@ impl Reassembly {
                 }
             }
         }
+        self.shrink(sender, bytes);
         Some(datagram)
     }
 
@@ -237,9 +304,10 @@ impl Reassembly {
             return;
         };
         let datagram = &mut datagrams.list[at];
-        datagrams.bytes -= datagram.data.len();
-        self.bytes -= datagram.data.len();
+        let bytes = datagram.data.len();
+        datagrams.bytes -= bytes;
         self.lost.push((sender.row, datagram.kill()));
+        self.shrink(sender, bytes);
     }
 
     /// Drops a datagram with all its fragments.
@@ -257,7 +325,7 @@ impl Reassembly {
             && at <= now_ns
         {
             if sender.is_ipv6
-                && !sender.is_world
+                && sender.origin == Origin::Guest
                 && let Some(datagrams) = self.senders.get(&sender)
                 && let Some(first) = datagrams.list.front().and_then(Datagram::first_fragment)
             {
@@ -270,11 +338,11 @@ impl Reassembly {
 
     /// Drops the datagrams of a VM that is gone.
     pub(crate) fn forget(&mut self, row: VmRow) {
-        let each = [(false, false), (false, true), (true, false), (true, true)];
-        for (is_world, is_ipv6) in each {
+        let each = Origin::ALL.map(|origin| [(origin, false), (origin, true)]);
+        for (origin, is_ipv6) in each.into_iter().flatten() {
             let sender = Sender {
                 row,
-                is_world,
+                origin,
                 is_ipv6,
             };
             while self.senders.contains_key(&sender) {
@@ -295,6 +363,25 @@ impl Reassembly {
 }
 
 impl Datagram {
+    fn new(name: Name, expires_ns: u64) -> Self {
+        Self {
+            name,
+            expires_ns,
+            is_dead: false,
+            parts: Vec::new(),
+            data: Vec::new(),
+            len: None,
+            head: Vec::new(),
+            protocol: 0,
+            largest: 0,
+            held: Segments {
+                packets: 0,
+                bytes: 0,
+            },
+            is_marked: false,
+        }
+    }
+
     /// Whether a fragment agrees with those that came before.
     fn fits(&self, begin: usize, end: usize, has_more: bool) -> bool {
         let overlaps = |(b, e): &(usize, usize)| begin < *e && *b < end;

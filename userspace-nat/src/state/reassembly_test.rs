@@ -12,7 +12,7 @@ use crate::{
 
 const GUEST: Sender = Sender {
     row: VmRow::new(1),
-    is_world: false,
+    origin: Origin::Guest,
     is_ipv6: false,
 };
 const GUEST6: Sender = Sender {
@@ -390,4 +390,83 @@ fn congestion_seen_by_an_ipv6_fragment_is_the_datagrams() {
     marked[L3_AT + 1] |= 0x30;
     let whole = add(&mut all, &marked).unwrap().unwrap();
     assert_eq!(whole.frame[L3_AT + 1], 0x30);
+}
+
+const PEER: Sender = Sender {
+    origin: Origin::Peer,
+    ..GUEST
+};
+const STRANGER: Sender = Sender {
+    origin: Origin::Stranger,
+    ..GUEST
+};
+
+fn add_of(all: &mut Reassembly, sender: Sender, frame: &[u8], now_ns: u64) -> Option<Whole> {
+    let fragment = Fragment::parse(&frame[L3_AT..]).unwrap();
+    all.add(sender, frame, &fragment, now_ns).unwrap()
+}
+
+#[test]
+fn a_strangers_datagram_is_a_peers_once_a_flow_has_it() {
+    for senders in [[STRANGER, PEER, STRANGER], [STRANGER, STRANGER, PEER]] {
+        let mut all = Reassembly::default();
+        let parts = [
+            fragment(1, 16, &[1; 8], false),
+            fragment(1, 8, &[1; 8], true),
+            fragment(1, 0, &[1; 8], true),
+        ];
+        let whole = senders.iter().zip(&parts).map(|(sender, frame)| {
+            let whole = add_of(&mut all, *sender, frame, 0);
+            assert!(all.senders.len() <= 1, "one datagram");
+            whole.is_some()
+        });
+        assert_eq!(whole.collect::<Vec<_>>(), [false, false, true]);
+        assert!(is_empty(&all) && lost(&mut all) == 0);
+    }
+    // It keeps its time: the oldest of the peers' is the first to go.
+    let mut all = Reassembly::default();
+    add_of(&mut all, STRANGER, &fragment(1, 8, &[1; 8], true), 0);
+    add_of(&mut all, PEER, &fragment(2, 8, &[1; 8], true), 5);
+    add_of(&mut all, PEER, &fragment(1, 16, &[1; 8], true), 9);
+    assert_eq!(all.next_deadline_ns(), Some(PATIENCE_NS));
+    all.expire(PATIENCE_NS);
+    assert_eq!(lost(&mut all), 2);
+    assert_eq!(all.next_deadline_ns(), Some(PATIENCE_NS + 5));
+    all.expire(PATIENCE_NS + 5);
+    assert!(is_empty(&all) && lost(&mut all) == 1);
+}
+
+#[test]
+fn a_flood_of_strangers_takes_no_room_of_a_peer() {
+    let mut all = Reassembly::default();
+    add_of(&mut all, PEER, &fragment(1, 0, &[1; 8], true), 0);
+    for id in 2..200 {
+        add_of(&mut all, STRANGER, &fragment(id, 0, &[1; 8], true), 1);
+    }
+    assert_eq!(lost(&mut all), 198 - MOST_DATAGRAMS as u64);
+    let whole = add_of(&mut all, PEER, &fragment(1, 8, &[1; 8], false), 2);
+    assert!(whole.is_some());
+    all.forget(GUEST.row);
+    assert!(is_empty(&all));
+}
+
+/// A fragment near the end of a datagram takes room for all of it.
+#[test]
+fn strangers_of_many_vms_leave_room_for_peers() {
+    let mut all = Reassembly::default();
+    let far = fragment(1, 65_000, &[1; 8], true);
+    for row in 1..1_000 {
+        let of = Sender {
+            row: VmRow::new(row),
+            ..STRANGER
+        };
+        add_of(&mut all, of, &far, 0);
+    }
+    assert!(all.bytes_of_strangers <= MOST_BYTES_OF_STRANGERS);
+    add_of(&mut all, PEER, &far, 0);
+    assert_eq!(all.bytes, all.bytes_of_strangers + 65_008);
+    for row in 1..1_000 {
+        all.forget(VmRow::new(row));
+    }
+    assert_eq!((all.bytes, all.bytes_of_strangers), (0, 0));
 }

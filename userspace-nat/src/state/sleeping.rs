@@ -5,8 +5,8 @@
 //! the programs hand over every packet from the world to its flows and forwards. The engine holds
 //! these frames as they are, before it decides anything about them ([`Sleeping::hold`]), so a
 //! peer's SYN is neither admitted nor answered. When the VM wakes, the frames are handled in their
-//! order as if they came then, and only then the flag is cleared: what comes after them goes by
-//! the kernel's path again.
+//! order as if they came then, and after them those that came meanwhile. Only when none is left the
+//! flag is cleared: what comes later goes by the kernel's path again.
 //!
 //! A peer repeats a segment that nobody acknowledges: a copy of a held one is dropped. Frames and
 //! bytes of a VM, and the time for which a frame is held, are bounded by the VM's policy, the bytes
@@ -18,9 +18,9 @@ use slipgate_abi::{VmId, VmRow};
 use slipgate_model::{FlowTuple, Knock, SleepChange};
 use slipgate_policy::Sleep;
 
-use crate::clock::SECOND_NS;
+use crate::{clock::SECOND_NS, port::L3_AT};
 
-/// Most bytes that are held for all VMs together.
+/// Most bytes of memory that frames held for all VMs take together.
 const MOST_BYTES: usize = 64 << 20;
 /// Least time between two reports that something came for a VM, ns.
 const KNOCK_INTERVAL_NS: u64 = SECOND_NS;
@@ -31,7 +31,7 @@ pub(crate) struct Sleeping {
     vms: HashMap<VmRow, SleepingVm>,
     /// Time at which the first held frame of each VM that has one expires, ns.
     expiries: BTreeSet<(u64, VmRow)>,
-    /// Bytes that are held for all VMs.
+    /// Bytes of memory that frames of all VMs take.
     bytes: usize,
     /// Changes that were not reported.
     changes: Vec<(VmId, SleepChange)>,
@@ -41,7 +41,7 @@ pub(crate) struct Sleeping {
 struct SleepingVm {
     id: VmId,
     frames: VecDeque<HeldFrame>,
-    /// Length of all `frames`, bytes.
+    /// Length of the packets in all `frames`, bytes from the IP header on.
     bytes: usize,
     /// Time from which the next knock is reported, ns.
     next_knock_ns: u64,
@@ -52,6 +52,26 @@ struct HeldFrame {
     bytes: Vec<u8>,
     segment: Option<SegmentId>,
     expires_ns: u64,
+}
+
+impl HeldFrame {
+    /// Returns the length of its packet, bytes from the IP header on.
+    fn packet_len(&self) -> usize {
+        packet_len(&self.bytes)
+    }
+
+    /// Returns how many bytes of memory it takes.
+    fn memory(&self) -> usize {
+        memory(&self.bytes)
+    }
+}
+
+fn packet_len(frame: &[u8]) -> usize {
+    frame.len().saturating_sub(L3_AT)
+}
+
+fn memory(frame: &[u8]) -> usize {
+    frame.len() + size_of::<HeldFrame>()
 }
 
 /// Fields that a TCP segment shares with its retransmissions.
@@ -116,7 +136,7 @@ impl Sleeping {
 
     fn take(&mut self, row: VmRow) -> Option<(VmId, Vec<Vec<u8>>)> {
         let vm = self.vms.remove(&row)?;
-        self.bytes -= vm.bytes;
+        self.bytes -= vm.frames.iter().map(HeldFrame::memory).sum::<usize>();
         if let Some(first) = vm.frames.front() {
             self.expiries.remove(&(first.expires_ns, row));
         }
@@ -148,8 +168,8 @@ impl Sleeping {
             return Err(NotHeld::Repeated);
         }
         let has_room = vm.frames.len() < bounds.packets as usize
-            && vm.bytes + bytes.len() <= bounds.bytes as usize
-            && self.bytes + bytes.len() <= MOST_BYTES;
+            && vm.bytes + packet_len(bytes) <= bounds.bytes as usize
+            && self.bytes + memory(bytes) <= MOST_BYTES;
         if !has_room {
             return Err(NotHeld::Full);
         }
@@ -159,8 +179,8 @@ impl Sleeping {
         if vm.frames.is_empty() {
             self.expiries.insert((expires_ns, row));
         }
-        vm.bytes += bytes.len();
-        self.bytes += bytes.len();
+        vm.bytes += packet_len(bytes);
+        self.bytes += memory(bytes);
         vm.frames.push_back(HeldFrame {
             bytes: bytes.to_vec(),
             segment,
@@ -198,8 +218,8 @@ impl Sleeping {
         self.expiries.remove(&(at, row));
         let vm = self.vms.get_mut(&row)?;
         let frame = vm.frames.pop_front()?;
-        vm.bytes -= frame.bytes.len();
-        self.bytes -= frame.bytes.len();
+        vm.bytes -= frame.packet_len();
+        self.bytes -= frame.memory();
         if let Some(next) = vm.frames.front() {
             self.expiries.insert((next.expires_ns, row));
         }
@@ -211,3 +231,7 @@ impl Sleeping {
         std::mem::take(&mut self.changes)
     }
 }
+
+#[cfg(test)]
+#[path = "sleeping_test.rs"]
+mod tests;

@@ -29,7 +29,7 @@ pub(crate) struct VmState {
     pub(crate) answers: Answers,
     /// Router advertisements that the guest may ask for.
     pub(crate) advertisements: TokenBucket,
-    /// Answers about flows that are cut.
+    /// Answers about flows that are cut, and those for which `answers` has no allowance.
     pub(crate) cut_answers: Answers,
     /// Whether the engine carries the VM's new flows, for a capture.
     pub(crate) is_captured: bool,

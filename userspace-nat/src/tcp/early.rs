@@ -12,11 +12,12 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
 use slipgate_abi::tcp::Flags;
+use slipgate_model::GuestTcpCounts;
 
 use super::{Connection, Segment, before};
 use crate::payload::Payload;
@@ -31,37 +32,69 @@ const LEAST_BYTES: usize = 1 << 10;
 /// Most bytes of a VM's.
 const BYTES_PER_VM: usize = 4 << 20;
 
-/// Room for a VM's segments that came early.
+/// Room for a VM's segments that came early, and what is counted of the VM's segments.
 #[derive(Clone, Debug)]
-pub(crate) struct EarlyRoom(Arc<AtomicUsize>);
+pub(crate) struct EarlyRoom(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// Bytes of the room, and those of it that are left.
+    all: usize,
+    left: AtomicUsize,
+    not_kept: AtomicU64,
+    urgent: AtomicU64,
+}
 
 impl Default for EarlyRoom {
     fn default() -> Self {
-        Self(Arc::new(AtomicUsize::new(BYTES_PER_VM)))
+        Self::of(BYTES_PER_VM)
     }
 }
 
 impl EarlyRoom {
+    fn of(all: usize) -> Self {
+        Self(Arc::new(Shared {
+            all,
+            left: AtomicUsize::new(all),
+            not_kept: AtomicU64::new(0),
+            urgent: AtomicU64::new(0),
+        }))
+    }
+
     /// No room at all.
     #[cfg(test)]
     pub(crate) fn none() -> Self {
-        Self(Arc::new(AtomicUsize::new(0)))
+        Self::of(0)
     }
 
     fn take(&self, bytes: usize) -> bool {
         let left = |left: usize| left.checked_sub(bytes);
-        let order = Ordering::Relaxed;
-        self.0.fetch_update(order, order, left).is_ok()
+        self.0.left.fetch_update(Relaxed, Relaxed, left).is_ok()
     }
 
     fn give(&self, bytes: usize) {
-        self.0.fetch_add(bytes, Ordering::Relaxed);
+        self.0.left.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts a segment with urgent data.
+    pub(super) fn note_urgent(&self) {
+        self.0.urgent.fetch_add(1, Relaxed);
+    }
+
+    /// Returns what is kept at present, and the counts.
+    pub(crate) fn counts(&self) -> GuestTcpCounts {
+        let left = self.0.left.load(Relaxed);
+        GuestTcpCounts {
+            kept_bytes: self.0.all.saturating_sub(left) as u64,
+            not_kept: self.0.not_kept.load(Relaxed),
+            urgent: self.0.urgent.load(Relaxed),
+        }
     }
 
     /// Returns the bytes that are left.
     #[cfg(test)]
     pub(crate) fn left(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.0.left.load(Relaxed)
     }
 }
 
@@ -172,7 +205,11 @@ impl EarlySegments {
         let (same_len, freed) = same.map_or((0, 0), |same| (same.payload.len(), same.cost()));
         let bytes = self.bytes - freed + cost(payload.len());
         // A shorter one that ends the stream is not worth its bytes: the guest was told of the longer.
-        if same_len > payload.len() || bytes > MOST_BYTES || !room.take(cost(payload.len())) {
+        if same_len > payload.len() {
+            return false;
+        }
+        if bytes > MOST_BYTES || !room.take(cost(payload.len())) {
+            room.0.not_kept.fetch_add(1, Relaxed);
             return false;
         }
         let Some(payload) = payload.to_box() else {

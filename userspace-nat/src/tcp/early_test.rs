@@ -84,19 +84,27 @@ fn nothing_is_kept_beyond_the_window_the_bounds_or_the_vms_room() {
     keep(&mut early, &room, at(59_500, 1_000));
     keep(&mut early, &room, at(0, 1_000));
     assert_eq!(room.left(), BYTES_PER_VM, "beyond the window, or next");
+    assert_eq!(room.counts(), GuestTcpCounts::default(), "and not for room");
     for n in 0..2_000 {
         keep(&mut early, &room, at(1_000 + 2 * n, 1));
     }
     assert_eq!(early.segments.len(), MOST_BYTES / LEAST_BYTES);
+    let counts = room.counts();
+    assert_eq!(counts.kept_bytes, MOST_BYTES as u64);
+    assert_eq!(counts.not_kept, 2_000 - (MOST_BYTES / LEAST_BYTES) as u64);
+    // What is kept already is not kept twice, which is no lack of room.
+    keep(&mut early, &room, at(1_000, 1));
+    assert_eq!(room.counts(), counts);
     let mut early = EarlySegments::default();
     for n in 0..30 {
         keep(&mut early, &room, at(1_000 + n, 50_000));
     }
     assert_eq!(early.segments.len(), MOST_BYTES / cost(50_000));
-    let none = EarlyRoom(Arc::new(AtomicUsize::new(99)));
+    let none = EarlyRoom::of(99);
     let mut early = EarlySegments::default();
     keep(&mut early, &none, at(1_000, 100));
     assert!(early.segments.is_empty() && none.left() == 99);
+    assert_eq!(none.counts().not_kept, 1, "the VM has no room");
 }
 
 #[test]

@@ -192,3 +192,19 @@ fn without_room_for_the_rest_the_guest_is_asked_for_it_again() {
     assert_eq!(header.acknowledgement, GUEST_ISN + 1 + taken as u32);
     assert_eq!(times, 4);
 }
+
+#[test]
+fn urgent_data_is_counted_and_delivered_as_data() {
+    let early = EarlyRoom::default();
+    let (mut stream, mut server) = small(&early);
+    let acknowledgement = OURS + 1;
+    let urgent = Flags::ACK | wire::URG;
+    // A mark without data is none of it.
+    for (at, len, flags) in [(0, 5, urgent), (5, 0, urgent), (5, 5, Flags::ACK)] {
+        send_with(&mut stream, at, len, (flags, acknowledgement), &early);
+    }
+    let mut got = [0; 10];
+    server.read_exact(&mut got).unwrap();
+    assert_eq!(got, std::array::from_fn(byte));
+    assert_eq!(early.counts().urgent, 1);
+}

@@ -45,8 +45,13 @@
 //! | `TimeWait` | both FINs, the server's first | yes | acknowledged |
 //! | `Closed` | both FINs, RST, giving up | | |
 //!
-//! Urgent data is data in its place (RFC 6093 section 6 advises against any other use). Data on a SYN
-//! is not taken; its sender sends it again.
+//! A guest's keep-alive is answered here. From the first on the socket asks its peer too, in the guest's
+//! rhythm, so that a peer that is gone ends the guest's connection as well: by an RST.
+//!
+//! Urgent data is delivered in its place, as data, without the mark: the meaning of the urgent pointer
+//! differs between systems, and new programs are not to use it (RFC 6093 sections 3 to 6). So the server
+//! has each byte once and in order, as with `SO_OOBINLINE`, and is not signalled. The segments are counted
+//! for each VM. Data on a SYN is not taken; its sender sends it again.
 mod connection;
 mod early;
 mod options;
@@ -57,6 +62,8 @@ mod wire;
 
 #[cfg(test)]
 mod held_test;
+#[cfg(test)]
+mod keepalive_test;
 #[cfg(test)]
 mod resend_test;
 #[cfg(test)]

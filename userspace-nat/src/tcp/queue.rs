@@ -11,13 +11,16 @@ use std::{
 use nix::{
     errno::Errno,
     libc,
-    sys::socket::{MsgFlags, getsockopt, recv, recvmsg, sockopt},
+    sys::socket::{MsgFlags, getsockopt, recv, recvmsg, setsockopt, sockopt},
 };
 
 use crate::{payload::Payload, space::Target};
 
 /// Bytes that one call takes out of a queue at most.
 const DISCARDED_AT_ONCE: usize = 1 << 16;
+/// Size of a send queue from which on no larger one is asked for, bytes: what most kernels' default of
+/// `net.core.wmem_max` permits. Where less is permitted, asking would make a larger one smaller.
+const LARGEST_QUEUE: usize = 2 * 212_992;
 
 /// Returns the error of a socket, which is cleared.
 pub(super) fn error_of(socket: &OwnedFd) -> io::Result<()> {
@@ -50,25 +53,49 @@ pub(super) fn room(socket: &OwnedFd) -> (u32, u32) {
     (usable(size).saturating_sub(queued.max(0) as u32), size)
 }
 
+/// Has a connection's send queue take so many bytes if it takes less, as far as [`LARGEST_QUEUE`] and
+/// `net.core.wmem_max` permit. The kernel still enlarges it further by itself.
+pub(super) fn enlarge(socket: &OwnedFd, bytes: u32) {
+    /// Of `asm-generic/socket.h`, Linux 5.14: which sizes the kernel leaves as they are.
+    const SO_BUF_LOCK: libc::c_int = 72;
+    let size = getsockopt(socket, sockopt::SndBuf).unwrap_or(usize::MAX);
+    let wanted = bytes as usize + bytes.div_ceil(7) as usize;
+    if size >= wanted.min(LARGEST_QUEUE) {
+        return;
+    }
+    // The kernel doubles it, and takes it for the last word.
+    if setsockopt(socket, sockopt::SndBuf, &wanted.div_ceil(2)).is_ok() {
+        set_int(socket, SO_BUF_LOCK, 0);
+    }
+}
+
 /// Sets the place in a connection's receive queue from which the next bytes are peeked. Returns
 /// whether the kernel can (6.9).
 pub(super) fn peek_at(socket: &OwnedFd, offset: u32) -> bool {
-    let offset = offset as libc::c_int;
+    set_int(socket, libc::SO_PEEK_OFF, offset as libc::c_int)
+}
+
+/// Sets an option of the level SOL_SOCKET. Returns whether the kernel has it.
+fn set_int(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> bool {
     // SAFETY: the option is an int, of the size given.
     let rc = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_PEEK_OFF,
-            (&raw const offset).cast(),
-            size_of_val(&offset) as libc::socklen_t,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
     rc == 0
 }
 
 /// Peeks the bytes `skipped` behind where the kernel begins. Returns how many there are; 0 at the
-/// end of the data, or if `skipped` leaves none.
+/// end of the data.
+///
+/// # Errors
+/// `EAGAIN` if there are none at present. `EFAULT` if the guest's memory can't be written, or, with
+/// `skipped`, if it may be so: whether there are any, a peek into a buffer of ours says.
 pub(super) fn peek(
     socket: &OwnedFd,
     skipped: usize,
@@ -94,6 +121,8 @@ pub(super) fn peek(
         }
     };
     match (got.saturating_sub(skipped), skipped) {
+        // The kernel counts what it has copied before it found the memory gone, and says no more.
+        (0, 1..) if matches!(into, Target::Guest(_)) => Err(Errno::EFAULT.into()),
         // Nothing behind what the guest has not acknowledged; whether it is the end, a hang-up says.
         (0, 1..) => Err(Errno::EAGAIN.into()),
         (more, _) => Ok(more),

@@ -70,3 +70,29 @@ fn a_send_queue_says_how_much_room_it_has() {
     let (room, size) = room(&socket);
     assert!(room > 0 && room < size, "{room} of {size}");
 }
+
+#[test]
+fn a_send_queue_is_enlarged_and_the_kernel_may_still_change_it() {
+    const SO_BUF_LOCK: libc::c_int = 72;
+    let (_server, socket) = pair();
+    setsockopt(&socket, sockopt::SndBuf, &8_000).unwrap();
+    assert!(room(&socket).0 < 20_000);
+    enlarge(&socket, 100_000);
+    let (enlarged, size) = room(&socket);
+    assert!(enlarged >= 100_000, "{enlarged}");
+    enlarge(&socket, 50_000);
+    assert_eq!(room(&socket), (enlarged, size), "never smaller");
+    let mut locked: libc::c_int = -1;
+    let mut len = size_of_val(&locked) as libc::socklen_t;
+    // SAFETY: the call writes an int, of the size given.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_BUF_LOCK,
+            (&raw mut locked).cast(),
+            &raw mut len,
+        )
+    };
+    assert_eq!((rc, locked), (0, 0));
+}

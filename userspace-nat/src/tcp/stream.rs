@@ -12,12 +12,13 @@ use nix::{
 };
 use slipgate_abi::tcp::Flags;
 
-use crate::{packet::Version, payload::Payload, space::Target};
+use crate::{clock::SECOND_NS, packet::Version, payload::Payload, space::Target};
 
 use super::{
     Connection, Due, Header, Host, Received, Segment, Sendable, State,
     early::{EarlyRoom, EarlySegments},
     queue,
+    wire::URG,
 };
 
 /// Length of the place for bytes that are not looked at: so many may be under way to a guest on one
@@ -26,6 +27,13 @@ pub(crate) const SCRATCH_LEN: usize = 65_536;
 /// Room of a send queue below which the guest waits for more, as a part of the queue. The kernel
 /// says that a queue has room when it is a third empty (`sk_stream_is_writeable`), by its own count.
 const LOW_ROOM_PART: u32 = 5;
+/// Longest silence that a socket may be told to ask after, seconds (Linux: `MAX_TCP_KEEPIDLE`).
+const MOST_KEEPALIVE_S: u16 = 32_767;
+/// Silence after which one keep-alive of the guest is enough for the socket to ask too, ns; after a
+/// shorter one it takes two in a row.
+const LONG_SILENCE_NS: u64 = 60 * SECOND_NS;
+/// Longest time between two questions that are not answered, seconds: Linux's own.
+const MOST_BETWEEN_KEEPALIVES_S: u16 = 75;
 /// Payload of a frame for the guest from which on the next is likely to be as long, bytes.
 const BULK: u32 = 16_384;
 
@@ -48,6 +56,8 @@ pub(crate) struct Stream {
     /// Room of the send queue as last read, less what was sent since, bytes; and the queue's size.
     room: u32,
     queue_len: u32,
+    /// Bytes that the queue was last asked to take; 0: it is the kernel's to say.
+    queue_for: u32,
     /// Whether an event tells when the send queue has room.
     waits_for_room: bool,
     /// Segments of the guest that came behind a gap.
@@ -56,6 +66,10 @@ pub(crate) struct Stream {
     delivered_since: u32,
     /// Payload of the last frame for the guest, bytes.
     last_len: u32,
+    /// Silence after which the socket asks whether its peer lives, seconds; 0: it does not ask.
+    keepalive_s: u16,
+    /// The guest's last segment was a keep-alive, after so long a silence, ns.
+    asked_after_ns: Option<u64>,
 }
 
 /// Where the kernel peeks next.
@@ -125,10 +139,13 @@ impl Stream {
             hung_up: false,
             room: 0,
             queue_len: 1,
+            queue_for: 0,
             waits_for_room: false,
             early: EarlySegments::default(),
             delivered_since: 0,
             last_len: 0,
+            keepalive_s: 0,
+            asked_after_ns: None,
         }
     }
 
@@ -198,6 +215,9 @@ impl Stream {
             closed,
         } = workspace;
         let payload = payload.into();
+        if segment.has(URG) && !payload.is_empty() {
+            early.note_urgent();
+        }
         self.early
             .keep(&mut self.connection, segment, &payload, early);
         let mut taken = self.receive_one(segment, &payload, (scratch, early), now_ns)?;
@@ -296,6 +316,32 @@ impl Stream {
         }
     }
 
+    /// The guest asks after a silence whether the connection lives. It is answered here, so the socket asks
+    /// its peer from now on, in the guest's rhythm: a peer that is gone would never be noticed otherwise.
+    fn keep_alive(&mut self, silent_ns: u64) {
+        let silent_s = silent_ns
+            .div_ceil(SECOND_NS)
+            .clamp(1, MOST_KEEPALIVE_S.into()) as u16;
+        // A guest that sends none costs nothing, and one that does only where it asks more often.
+        if self.keepalive_s != 0 && self.keepalive_s <= silent_s {
+            return;
+        }
+        let Some(socket) = &self.socket else {
+            return;
+        };
+        self.keepalive_s = silent_s;
+        // What the guest does where nobody answers can't be seen, since it is answered: most wait less
+        // then. The peer is given up after about as long a silence again.
+        let between_s = (silent_s / 8).clamp(1, MOST_BETWEEN_KEEPALIVES_S);
+        let times = silent_s.clamp(3, 8);
+        // A socket that does not know them keeps the host's own rhythm.
+        let _ = setsockopt(socket, sockopt::TcpKeepInterval, &between_s.into());
+        let _ = setsockopt(socket, sockopt::TcpKeepCount, &times.into());
+        let _ = setsockopt(socket, sockopt::KeepAlive, &true);
+        // The last: where the time is over already the socket asks at once.
+        let _ = setsockopt(socket, sockopt::TcpKeepIdle, &silent_s.into());
+    }
+
     fn receive_one(
         &mut self,
         segment: &Segment,
@@ -312,6 +358,15 @@ impl Stream {
         };
         // All of it may have been sent, so that no event of the socket's says that there is more.
         self.has_more |= received.resend;
+        let asked_after_ns = std::mem::replace(&mut self.asked_after_ns, received.keepalive_ns);
+        if let Some(silent_ns) = received.keepalive_ns {
+            // One alone may be another question, such as about a window that has just been opened.
+            match asked_after_ns {
+                Some(before_ns) => self.keep_alive(silent_ns.max(before_ns)),
+                None if silent_ns >= LONG_SILENCE_NS => self.keep_alive(silent_ns),
+                None => {}
+            }
+        }
         match received.host {
             Host::Stays => {}
             Host::Reset => {
@@ -469,6 +524,18 @@ impl Stream {
         }
         let room = self.room();
         Some(self.connection.acknowledge(room))
+    }
+
+    /// Has the send queue take a window of so many bytes. By itself it begins with less than a guest that is
+    /// far away needs, and grows by what its own connection has under way, which may be little.
+    pub(crate) fn widen_queue(&mut self, window: u32) {
+        if window > self.queue_for
+            && let Some(socket) = &self.socket
+        {
+            self.queue_for = window;
+            queue::enlarge(socket, window);
+            (self.room, self.queue_len) = queue::room(socket);
+        }
     }
 
     /// Lets the guest send so many bytes more, as far as the socket has room.

@@ -13,6 +13,8 @@ use crate::{
     port::{ETHERNET_LEN, VirtioNetHdr},
 };
 
+/// Urgent flag (RFC 9293 section 3.1).
+pub(super) const URG: u8 = 0x20;
 /// Push flag (RFC 9293 section 3.1).
 pub(super) const PSH: u8 = 0x08;
 

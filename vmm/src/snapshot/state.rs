@@ -178,6 +178,11 @@ pub enum Model {
         /// Given.
         actual: u32,
     },
+    /// Of a disk whose blocks are longer than a sector: their length, bytes, as the driver knows it.
+    Disk {
+        /// Length of a block.
+        block_bytes: u32,
+    },
 }
 
 /// Settings that a driver has made on a network card.

@@ -50,6 +50,11 @@ pub trait VirtioDevice: Send {
     /// device; queues that it can't serve any more are not among its queues. Called only while the
     /// device is active.
     fn suspend(&mut self) -> DeviceState;
+    /// Returns why a driver that knows a device in this state can't go on with this one; `None`: it
+    /// can. The transport has looked at features and queues.
+    fn mismatch(&self, _state: &DeviceState) -> Option<String> {
+        None
+    }
     /// Goes on where [`VirtioDevice::suspend`] left it.
     fn resume(&mut self);
     /// Returns whether another process signals the driver for its queues, by [`Signals::line`].

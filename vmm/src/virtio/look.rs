@@ -9,7 +9,9 @@
 //! notification would wake this thread at once. So a device whose requests wait for their answers
 //! tells its patience of it ([`Patience::looked`]), which gives up looking for a multiple of that time.
 use std::{
-    hint, thread,
+    hint,
+    ops::RangeInclusive,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -28,15 +30,24 @@ pub(super) struct Patience {
     most: Duration,
     /// [`CONTENDED`], but for tests.
     contended: Duration,
-    /// Time until which the core is taken as wanted by other threads.
-    wanted_until: Option<Instant>,
+    /// The last rest: its end, until which the core is taken as wanted by other threads, and its length
+    /// as a multiple of the yield's.
+    last_rest: Option<(Instant, u32)>,
 }
 
 impl Patience {
     const LEAST: Duration = Duration::from_micros(10);
-    /// Time without looks after a yield that another thread used, as a multiple of the yield's: at
-    /// most a twentieth of the time is lost in such yields.
-    const REST: u32 = 20;
+    /// Time without looks after a yield that another thread used, as a multiple of the yield's. A
+    /// thread that sleeps wakes on an idle core if there is one, so the first rest is short. If
+    /// another thread uses the core again soon, there is none, and rests become longer: at most a
+    /// twentieth of the time is lost in yields as long as those then.
+    const REST: RangeInclusive<u32> = 1..=20;
+    /// Time after a rest, as a multiple of the yield's, within which the next yield that another
+    /// thread uses is of the same cause.
+    const SOON: u32 = 20;
+    /// Shortest yield that is counted: a shorter one went to an interrupt, or to a thread that had
+    /// little to do. It ends its look and none after it.
+    const LEAST_LOST: Duration = Duration::from_micros(200);
     /// Longest yield that is counted: a longer one is a stop of the whole process.
     const MOST_LOST: Duration = Duration::from_millis(100);
 
@@ -46,7 +57,7 @@ impl Patience {
             window: Duration::ZERO,
             most,
             contended: CONTENDED,
-            wanted_until: None,
+            last_rest: None,
         }
     }
 
@@ -82,16 +93,22 @@ impl Patience {
     /// Learns from a look, whether it found something or not. If another thread used the core, there
     /// are no looks for a while.
     pub(super) fn looked(&mut self, look: &Look) {
-        if let Some(lost) = look.lost {
+        if let Some(lost) = look.lost.filter(|lost| *lost >= Self::LEAST_LOST) {
             self.window = Duration::ZERO;
-            let lost = lost.min(Self::MOST_LOST);
-            self.wanted_until = Some(Instant::now() + lost * Self::REST);
+            let (lost, now) = (lost.min(Self::MOST_LOST), Instant::now());
+            let longer = |(end, rest)| (now < end + lost * Self::SOON).then_some(2 * rest);
+            let rest = self
+                .last_rest
+                .and_then(longer)
+                .unwrap_or(*Self::REST.start());
+            let rest = rest.min(*Self::REST.end());
+            self.last_rest = Some((now + lost * rest, rest));
         }
     }
 
-    fn is_core_wanted(&mut self) -> bool {
-        self.wanted_until = self.wanted_until.filter(|until| Instant::now() < *until);
-        self.wanted_until.is_some()
+    fn is_core_wanted(&self) -> bool {
+        self.last_rest
+            .is_some_and(|(until, _)| Instant::now() < until)
     }
 }
 

@@ -1,4 +1,7 @@
-use std::{convert::Infallible, time::Duration};
+use std::{
+    convert::Infallible,
+    time::{Duration, Instant},
+};
 
 use super::{Look, Patience};
 
@@ -56,10 +59,43 @@ fn after_another_thread_used_the_core_there_are_no_looks_for_a_while() {
     assert_eq!(patience.window, Duration::ZERO);
     patience.slept(SOON);
     assert_eq!(patience.window, Duration::ZERO);
-    look.lost = Some(Duration::ZERO);
-    patience.looked(&look);
+    // The rest is over.
+    patience.last_rest = Some((Instant::now(), 1));
     patience.slept(SOON);
     assert_eq!(patience.window, Patience::LEAST);
+}
+
+#[test]
+fn a_loss_as_short_as_an_interrupt_ends_one_look_alone() {
+    let mut patience = Patience::new(MOST);
+    patience.slept(SOON);
+    let mut look = patience.look();
+    look.lost = Some(Patience::LEAST_LOST - Duration::from_nanos(1));
+    assert!(!look.goes_on());
+    patience.looked(&look);
+    assert_eq!(patience.window, Patience::LEAST);
+    patience.slept(SOON);
+    assert_eq!(patience.window, Patience::LEAST * 2);
+}
+
+#[test]
+fn rests_become_longer_while_another_thread_uses_the_core_again_and_again() {
+    // Long enough for a pause of this test not to count.
+    const LOST: Duration = Patience::MOST_LOST;
+    let mut patience = Patience::new(MOST);
+    let mut look = patience.look();
+    look.lost = Some(LOST);
+    let rest = |patience: &mut Patience| {
+        patience.looked(&look);
+        patience.last_rest.unwrap().1
+    };
+    let rests: Vec<u32> = (0..7).map(|_| rest(&mut patience)).collect();
+    assert_eq!(rests, [1, 2, 4, 8, 16, 20, 20]);
+    assert!(patience.is_core_wanted());
+    // A yield long after the last rest has another cause.
+    let long_ago = Instant::now().checked_sub(LOST * (Patience::SOON + 1));
+    patience.last_rest = Some((long_ago.unwrap(), 20));
+    assert_eq!(rest(&mut patience), 1);
 }
 
 #[test]

@@ -30,9 +30,16 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     if packages.iter().all(|package| is_known(package)) && install_known(packages).is_ok() {
         return Ok(());
     }
-    capture(apt_get()?.arg("update")).context("could not refresh Debian's package lists")?;
+    update()?;
     install_known(packages)
         .with_context(|| format!("could not install the packages {}", packages.join(" ")))
+}
+
+/// Updates the package lists, which may be older than what the mirror still has.
+pub(crate) fn update() -> Result<()> {
+    capture(apt_get()?.arg("update"))
+        .map(drop)
+        .context("could not refresh Debian's package lists")
 }
 
 fn install_known(packages: &[&str]) -> Result<()> {

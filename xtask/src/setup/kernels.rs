@@ -2,19 +2,17 @@
 //! but never installed, a busybox as their userspace, and QEMU to boot them.
 //!
 //! A Debian release has only some of them. The others are in neighbouring releases of the same
-//! archive. Their package lists are kept in a directory of their own, so that this machine's
-//! sources are left unchanged.
+//! archive.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::{apt, tools};
-use crate::workspace::{Scratch, Workspace, capture, say};
+use super::{
+    packages::{Lists, scratch_in, unpack},
+    tools,
+};
+use crate::workspace::{Workspace, capture, say};
 
 /// Kernel series, each with the Debian release that contains it.
 const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
@@ -27,8 +25,6 @@ const TOOLS: [tools::Tool; 2] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
 ];
-
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     KERNELS.iter().map(|(series, _)| *series)
@@ -63,112 +59,27 @@ fn fetch_busybox(folder: &Path) -> Result<()> {
 
 fn fetch(folder: &Path, series: &str, release: &str) -> Result<()> {
     let scratch = scratch_in(folder)?;
-    let package = match Lists::of_this_machine().download_kernel(series, scratch.path()) {
+    let package = match download_kernel(&Lists::of_this_machine(), series, scratch.path()) {
         Ok(package) => package,
         Err(why) => {
             say(format!("{why:#}; looking in Debian's {release}"));
-            Lists::of_release(release, scratch.path())?.download_kernel(series, scratch.path())?
+            let lists = Lists::of_release(release, scratch.path())?;
+            download_kernel(&lists, series, scratch.path())?
         }
     };
     unpack(&package, scratch.path(), &folder.join(series))
 }
 
-/// Creates a temporary directory beside the target, so that the result can be renamed into place.
-fn scratch_in(folder: &Path) -> Result<Scratch> {
-    if !apt::is_here() {
-        bail!("that takes apt, Debian's package manager");
-    }
-    Scratch::below(folder)
-}
-
-/// Unpacks a package into `target`, which is then complete or absent.
-fn unpack(package: &Path, scratch: &Path, target: &Path) -> Result<()> {
-    let unpacked = scratch.join("unpacked");
-    capture(
-        Command::new("dpkg-deb")
-            .arg("-x")
-            .arg(package)
-            .arg(&unpacked),
+/// Downloads the newest kernel of a series into `into`.
+fn download_kernel(lists: &Lists, series: &str, into: &Path) -> Result<PathBuf> {
+    let listed = capture(
+        lists
+            .apt("apt-cache")
+            .args(["pkgnames", &format!("linux-image-{series}.")]),
     )?;
-    fs::rename(&unpacked, target)?;
-    Ok(())
-}
-
-/// Package lists to search: options for apt's programs.
-struct Lists(Vec<String>);
-
-impl Lists {
-    fn of_this_machine() -> Self {
-        Lists(Vec::new())
-    }
-
-    /// Downloads the lists of another release, from the archive that this machine uses.
-    fn of_release(release: &str, scratch: &Path) -> Result<Self> {
-        let archive = capture(Command::new("apt-get").args([
-            "indextargets",
-            "--format",
-            "$(REPO_URI)",
-            "Origin: Debian",
-            "Created-By: Packages",
-        ]))?;
-        let archive = archive.lines().next().context(
-            "this machine's apt knows no archive of Debian's: see /etc/apt/sources.list.d",
-        )?;
-        let at = |name: &str| scratch.join(name);
-        for folder in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(at(folder))?;
-        }
-        let signed = if Path::new(KEYRING).exists() {
-            format!("[signed-by={KEYRING}] ")
-        } else {
-            String::new()
-        };
-        fs::write(
-            at("sources.list"),
-            format!("deb {signed}{archive} {release} main\n"),
-        )?;
-        let option = |name: &str, value: &Path| format!("-o{name}={}", value.display());
-        let lists = Lists(vec![
-            option("Dir::Etc::SourceList", &at("sources.list")),
-            option("Dir::Etc::SourceParts", Path::new("-")),
-            option("Dir::State::Lists", &at("lists")),
-            option("Dir::Cache", &at("cache")),
-        ]);
-        capture(lists.apt("apt-get").arg("update"))?;
-        Ok(lists)
-    }
-
-    /// Downloads the newest kernel of a series into `into`.
-    fn download_kernel(&self, series: &str, into: &Path) -> Result<PathBuf> {
-        let listed = capture(
-            self.apt("apt-cache")
-                .args(["pkgnames", &format!("linux-image-{series}.")]),
-        )?;
-        let package = newest(&listed)
-            .with_context(|| format!("there is no cloud kernel {series} in apt's lists"))?;
-        self.download(package, into)
-    }
-
-    fn download(&self, package: &str, into: &Path) -> Result<PathBuf> {
-        say(format!("downloading the Debian package {package}"));
-        capture(
-            self.apt("apt-get")
-                .args(["download", package])
-                .current_dir(into),
-        )?;
-        let files = fs::read_dir(into)?.collect::<Result<Vec<_>, _>>()?;
-        files
-            .into_iter()
-            .map(|file| file.path())
-            .find(|file| file.extension().is_some_and(|extension| extension == "deb"))
-            .with_context(|| format!("apt-get left no {package} in {}", into.display()))
-    }
-
-    fn apt(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.arg("--quiet=2").args(&self.0);
-        command
-    }
+    let package = newest(&listed)
+        .with_context(|| format!("there is no cloud kernel {series} in apt's lists"))?;
+    lists.download(package, into)
 }
 
 /// Returns the cloud kernel package with the highest version in its name. Unsigned duplicates are

@@ -8,7 +8,7 @@ use crate::workspace::on_path;
 /// A program and its Debian package.
 pub(super) type Tool = (&'static str, &'static str);
 
-const TOOLS: [Tool; 13] = [
+const TOOLS: [Tool; 14] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
@@ -21,6 +21,7 @@ const TOOLS: [Tool; 13] = [
     ("ping", "iputils-ping"),
     ("file", "file"),
     ("curl", "curl"),
+    ("wg", "wireguard-tools"),
     // For libFuzzer.
     ("c++", "g++"),
 ];

@@ -179,6 +179,10 @@ fn answer<D: Datapath, P: FrameIo, C: Clock>(
             EngineReply::Why(truncate_texts(answer))
         }
         EngineRequest::Inventory { from } => EngineReply::Inventory(engine.inventory(from)),
+        EngineRequest::Activity { from } => match engine.activity_of(vm()?, from) {
+            Some(page) => EngineReply::Activity(page),
+            None => return Err("its flows are being taken over: try again".into()),
+        },
         EngineRequest::Thaw => {
             engine.thaw(vm()?);
             EngineReply::Done

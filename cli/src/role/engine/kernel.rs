@@ -9,9 +9,9 @@ use std::{
 };
 
 use slipgate_abi::{
-    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey,
-    NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref, VmId,
-    VmRef, VmRow, first_packet::place, rate::RateRef,
+    Addresses6Ref, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6,
+    ForwardTarget, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
+    SlotRef, Vm6Ref, VmId, VmRef, VmRow, first_packet::place, rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, Listing, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
@@ -271,6 +271,14 @@ impl Tables for KernelDatapath {
 
     fn first_packet(&self, number: u64) -> Option<FirstPacketRef> {
         self.maps.first_packet(place(self.owner_row, number))
+    }
+
+    fn early_tag(&self, index: u32) -> Option<EarlyTagRef> {
+        self.maps.early_tag(index)
+    }
+
+    fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef> {
+        self.maps.early_fragment(place)
     }
 
     fn stats(&self, row: VmRow) -> VmStats {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use nix::sys::epoll::{Epoll, EpollFlags};
+use slipgate_model::GuestTcpCounts;
 use userspace_nat::{
     host_sockets::HostSockets,
     port::{Batch, FrameIo},
@@ -91,6 +92,13 @@ impl FrameIo for Port {
         match self {
             Self::Kernel(port) => port.host_sockets(),
             Self::Userspace(port) => port.host_sockets(),
+        }
+    }
+
+    fn tcp_counts(&self) -> GuestTcpCounts {
+        match self {
+            Self::Kernel(port) => port.tcp_counts(),
+            Self::Userspace(port) => port.tcp_counts(),
         }
     }
 

@@ -67,7 +67,12 @@ pub(super) fn port(
             };
             (link, true)
         }
+        UserspaceStart::Connected => {
+            let link = StreamLink::connected(link).context("the guest's connection")?;
+            (GuestLink::Stream(Box::new(link)), true)
+        }
         UserspaceStart::Rings => (GuestLink::Rings(Box::new(RingLink::of_own_vmm(link))), true),
+        UserspaceStart::RecordOrphans => anyhow::bail!("an engine without a guest has no port"),
         UserspaceStart::Packets => (GuestLink::Packets(Box::new(PacketLink::new(link))), true),
     };
     UserspacePort::new(Tables(maps), link, takes_uso, vm.mtu, most_files)

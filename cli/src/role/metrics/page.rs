@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use prometheus_client::{
@@ -61,6 +62,7 @@ pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -
     for vm in &mut stats.vms {
         vm.relayed = known.relayed.get(&vm.vm).copied();
         vm.mappings = known.mappings.get(&vm.vm).copied();
+        vm.tcp = known.tcp.get(&vm.vm).copied();
     }
     let mut flows = BTreeMap::new();
     let ids: HashMap<u32, String> = maps
@@ -82,6 +84,9 @@ pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -
     let page = Page {
         records_lost_of_none: stats.total.records_lost.saturating_sub(of_vms),
         vms: stats.vms,
+        made_s: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
         flows,
         names: known.vms.clone(),
         labels: shown_labels(&known.labels, &shown.label_keys),
@@ -98,6 +103,8 @@ pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -
 #[derive(Debug)]
 struct Page {
     vms: Vec<VmStats>,
+    /// Time at which it was made, seconds since 1970.
+    made_s: u64,
     /// Live flows, by VM and protocol.
     flows: BTreeMap<(String, &'static str), u64>,
     /// Lost lines of the flow log that belong to no single VM.
@@ -217,6 +224,7 @@ impl Collector for Page {
         self.budgets(to)?;
         self.flows(to)?;
         self.relayed(to)?;
+        self.guest_tcp(to)?;
         self.dns(to)?;
         self.per_vm(to, "dhcp_messages", "DHCP messages", |vm| vm.dhcp_messages)?;
         self.per_vm(to, "arp_answers", "ARP requests answered", |vm| {
@@ -308,6 +316,19 @@ impl Page {
             (labels, *flows)
         });
         gauges(to, "flows", "Live flows", flows)?;
+        let last = self.vms.iter().flat_map(|vm| {
+            let both = [("tx", vm.last_from_guest_ms), ("rx", vm.last_to_guest_ms)];
+            both.into_iter().filter_map(move |(direction, age_ms)| {
+                let labels = [("vm", vm.vm.as_str()), ("direction", direction)];
+                Some((labels, self.made_s.checked_sub(age_ms? / 1_000)?))
+            })
+        });
+        gauges(
+            to,
+            "last_packet_timestamp_seconds",
+            "Time of the last packet that counts as a VM's activity, since 1970; tx is from the guest",
+            last,
+        )?;
         self.per_vm(to, "flows_admitted", "Flows admitted", |vm| vm.admitted)?;
         self.per_vm(to, "flows_ended", "Flows ended", |vm| vm.ended)?;
         let refused = self.vms.iter().flat_map(|vm| {
@@ -388,6 +409,32 @@ impl Page {
             "relayed_bytes",
             "L3 bytes of relayed flows, since the engine began",
             self.directions(|vm| [of(vm).tx_bytes, of(vm).rx_bytes]),
+        )
+    }
+
+    fn guest_tcp(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of = |vm: &VmStats| vm.tcp.unwrap_or_default();
+        let kept = self
+            .vms
+            .iter()
+            .map(|vm| ([("vm", vm.vm.as_str())], of(vm).kept_bytes));
+        gauges(
+            to,
+            "tcp_kept_bytes",
+            "Bytes kept of the guest's segments that came early or met a full socket",
+            kept,
+        )?;
+        self.per_vm(
+            to,
+            "tcp_not_kept",
+            "Segments of the guest that were not kept for want of room, since the engine began",
+            |vm| of(vm).not_kept,
+        )?;
+        self.per_vm(
+            to,
+            "tcp_urgent",
+            "Segments of the guest with urgent data, since the engine began",
+            |vm| of(vm).urgent,
         )
     }
 

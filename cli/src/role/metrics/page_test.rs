@@ -1,5 +1,5 @@
 use slipgate_abi::{DropCounters, RuleIndex, VmCounters};
-use slipgate_ipc::engine::{MappingCounts, RelayedCounts};
+use slipgate_ipc::engine::{GuestTcpCounts, MappingCounts, RelayedCounts};
 
 use super::*;
 
@@ -62,6 +62,11 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         rx_bytes: 14_000,
         ..RelayedCounts::default()
     });
+    one.tcp = Some(GuestTcpCounts {
+        kept_bytes: 18,
+        not_kept: 19,
+        urgent: 20,
+    });
     one.mappings = Some(MappingCounts {
         udp: 15,
         tcp: 16,
@@ -72,6 +77,7 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
     );
     let page = Page {
         records_lost_of_none: 9,
+        made_s: 1_000,
         vms: vec![one],
         flows: BTreeMap::from([(("a \"b\"".to_owned(), "tcp"), 4)]),
         names: BTreeMap::from([("a \"b\"".to_owned(), names)]),
@@ -95,6 +101,9 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_relayed_flows_begun_total{vm="a \"b\""} 12"#,
         r#"slipgate_relayed_packets_total{vm="a \"b\"",direction="tx"} 13"#,
         r#"slipgate_relayed_bytes_total{vm="a \"b\"",direction="rx"} 14000"#,
+        r#"slipgate_tcp_kept_bytes{vm="a \"b\""} 18"#,
+        r#"slipgate_tcp_not_kept_total{vm="a \"b\""} 19"#,
+        r#"slipgate_tcp_urgent_total{vm="a \"b\""} 20"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="name"} 5"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="elsewhere"} 6"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="over_rate"} 7"#,
@@ -119,6 +128,7 @@ fn rules_are_told_apart_up_to_a_number() {
     let many = (0..1_000).map(|rule| by(rule, format!("--deny {rule}")));
     let page = Page {
         records_lost_of_none: 9,
+        made_s: 1_000,
         vms: vec![vm("a", many.collect())],
         flows: BTreeMap::new(),
         names: BTreeMap::new(),

@@ -34,6 +34,13 @@ pub(super) fn opener_again<F: Family>(packet: &Packet<F>, slot: SlotRef, from: D
         && matches!(TcpBits(load32(slot.tcp())).phase(), Phase::Opening)
 }
 
+/// Whether a peer's segment acknowledges something of a former connection, while the guest waits for the
+/// answer to its SYN.
+#[inline(always)]
+pub(super) fn is_challenged<F: Family>(packet: &Packet<F>, slot: SlotRef) -> bool {
+    packet.is_tcp() && TcpBits(load32(slot.tcp())).is_challenged_by(packet.tcp_flags)
+}
+
 /// Whether a guest's segment does not belong to the connection that was inspected in this flow.
 #[inline(always)]
 pub(super) fn is_strange<K: Kernel, F: Family>(

@@ -79,9 +79,13 @@ pub trait Family: Copy + Sized {
     /// Whether an address is a loopback address.
     fn is_loopback(address: Self::Address) -> bool;
 
-    /// Whether the host would route the packet to another host ([`Kernel::is_routed_on`]), or it is to a
-    /// guest's routed prefix.
-    fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool;
+    /// Whether the host would route a packet with these addresses to another host
+    /// ([`Kernel::is_routed_on`]), or it is to a guest's routed prefix.
+    fn is_routed_on<K: Kernel>(
+        kernel: K,
+        source: Self::Address,
+        destination: Self::Address,
+    ) -> bool;
 
     /// Returns the flow's state outside its slot; `None` if the flow is of the other family.
     fn beside<M: Maps>(maps: M, slot: SlotRef, index: u32) -> Option<Self::Beside>;

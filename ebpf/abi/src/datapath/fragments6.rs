@@ -2,12 +2,15 @@
 //!
 //! Those of a guest are handed over if their addresses are such as a guest's packet may have: only the
 //! whole datagram shows its flow. Those of the world are handed over if their datagram is of a live
-//! flow, as in IPv4 ([`super::fragments_and_options`]): a first fragment has the ports, and a table
-//! attributes the later ones to its flow ([`super::fragment_table`]). Others are the host's.
+//! flow or to a forward, as in IPv4 ([`super::fragments_and_options`]): a first fragment has the ports,
+//! and a table attributes the later ones to its flow or forward ([`super::fragment_table`]). So are those
+//! to a guest's routed prefix, whose address shows the VM. Others are the host's; of those that come
+//! before their first one a copy is kept ([`super::early_fragments`]).
 use super::{
     Kernel,
     drops::{NOBODY, drop_packet},
-    fragment_table::{self, Datagram6},
+    early_fragments::{TAKEN, keep, note_first},
+    fragment_table::{self, Datagram6, STRANGER},
     guest_egress6::{is_guests, use_address},
     handover::hand_over,
     ipv6::{
@@ -16,9 +19,13 @@ use super::{
     },
     packet::{ETHERNET_LEN, L4, Packet},
     routed_prefix,
-    world_fragments::{flow_row, hand_over_of},
+    world_fragments::{flow_row, forward_row, hand_over_of, row_in},
 };
-use crate::{DropReason, Handover, Ip6, Vm6Ref};
+use crate::{DropReason, Handover, Ip6, Protocol, Vm6Ref};
+
+const TCP: u8 = Protocol::Tcp as u8;
+/// Length of a TCP header without options, bytes.
+const TCP_LEN: usize = 20;
 
 /// Processes a fragment from a guest. `group`: its MAC address is of a group.
 #[inline(always)]
@@ -51,61 +58,202 @@ pub(super) fn from_guest<K: Kernel>(
 #[cold]
 #[inline(always)]
 pub(super) fn from_world<K: Kernel, const L2: usize>(kernel: K, packet: &Packet<V6>) -> K::End {
-    let row = match L2 {
-        0 => row_of_packet(kernel),
-        _ => row_of_frame(kernel),
+    // Functions of their own, one after the other, for their stacks.
+    let mut whose = match L2 {
+        0 => whose_packet(kernel),
+        _ => whose_frame(kernel),
     };
-    if row == NOBODY {
+    if whose == NOBODY {
+        whose = match L2 {
+            0 => routed_packet(kernel),
+            _ => routed_frame(kernel),
+        };
+    }
+    if whose == NOBODY {
+        whose = match L2 {
+            0 => forwarded_packet(kernel),
+            _ => forwarded_frame(kernel),
+        };
+    }
+    whose = match L2 {
+        0 => note_packet(kernel, whose),
+        _ => note_frame(kernel, whose),
+    };
+    if whose == TAKEN {
+        return kernel.discard();
+    }
+    if !fragment_table::is_guests(whose) {
         return routed_prefix::leave(kernel, packet);
     }
     if packet.gso_size != 0 {
-        return drop_packet(kernel, row, DropReason::Fragment, packet.segments());
+        return drop_packet(
+            kernel,
+            row_in(whose),
+            DropReason::Fragment,
+            packet.segments(),
+        );
     }
-    hand_over_of::<V6, K, L2>(kernel, row, packet.segments())
+    hand_over_of::<V6, K, L2>(kernel, whose, packet.segments())
 }
 
 #[inline(never)]
-fn row_of_frame<K: Kernel>(kernel: K) -> u32 {
-    row_of::<K, ETHERNET_LEN>(kernel)
+fn whose_frame<K: Kernel>(kernel: K) -> u32 {
+    whose::<K, ETHERNET_LEN>(kernel)
 }
 
 #[inline(never)]
-fn row_of_packet<K: Kernel>(kernel: K) -> u32 {
-    row_of::<K, 0>(kernel)
+fn whose_packet<K: Kernel>(kernel: K) -> u32 {
+    whose::<K, 0>(kernel)
 }
 
-/// Row of the VM that a fragment's datagram belongs to; `NOBODY` if it is no flow's, or its first
-/// fragment is not recorded.
+#[inline(never)]
+fn routed_frame<K: Kernel>(kernel: K) -> u32 {
+    routed::<K, ETHERNET_LEN>(kernel)
+}
+
+#[inline(never)]
+fn routed_packet<K: Kernel>(kernel: K) -> u32 {
+    routed::<K, 0>(kernel)
+}
+
+#[inline(never)]
+fn forwarded_frame<K: Kernel>(kernel: K) -> u32 {
+    forwarded::<K, ETHERNET_LEN>(kernel)
+}
+
+#[inline(never)]
+fn forwarded_packet<K: Kernel>(kernel: K) -> u32 {
+    forwarded::<K, 0>(kernel)
+}
+
+#[inline(never)]
+fn note_frame<K: Kernel>(kernel: K, whose: u32) -> u32 {
+    note::<K, ETHERNET_LEN>(kernel, whose)
+}
+
+#[inline(never)]
+fn note_packet<K: Kernel>(kernel: K, whose: u32) -> u32 {
+    note::<K, 0>(kernel, whose)
+}
+
+/// A fragment's place in its datagram.
+struct Place {
+    datagram: Datagram6,
+    /// Number of the protocol, if it is the first one.
+    protocol: u8,
+    is_first: bool,
+    has_more: bool,
+    l3_len: u32,
+}
+
+/// Parses the headers of a fragment.
 #[inline(always)]
-fn row_of<K: Kernel, const L2: usize>(kernel: K) -> u32 {
-    let Some(ip) = kernel.header::<Ipv6>(L2) else {
-        return NOBODY;
-    };
+fn place_of<K: Kernel, const L2: usize>(kernel: K) -> Option<Place> {
+    let ip = kernel.header::<Ipv6>(L2)?;
     // SAFETY: `header` checked the bounds.
-    let (source, destination) = unsafe { ((*ip).source, (*ip).destination) };
+    let (source, destination, payload_len) =
+        unsafe { ((*ip).source, (*ip).destination, (*ip).payload_len) };
     let mut header = L4 {
         ports: [0; 2],
         rest: [0; 2],
     };
     if !kernel.load(L2 + IPV6_LEN, &mut header) {
+        return None;
+    }
+    let ([next, field], [high, low]) = (header.ports, header.rest.map(u16::from_be));
+    let [protocol, _] = next.to_ne_bytes();
+    let field = u16::from_be(field);
+    Some(Place {
+        datagram: Datagram6::new(
+            Ip6::from_words(source),
+            Ip6::from_words(destination),
+            u32::from(high) << 16 | u32::from(low),
+        ),
+        protocol,
+        is_first: field & OFFSET == 0,
+        has_more: field & MORE != 0,
+        l3_len: u32::from(u16::from_be(payload_len)) + IPV6_LEN as u32,
+    })
+}
+
+/// Returns whose a fragment's datagram is by a flow or by its first fragment
+/// ([`fragment_table::whose`]).
+#[inline(always)]
+fn whose<K: Kernel, const L2: usize>(kernel: K) -> u32 {
+    let Some(fragment) = place_of::<K, L2>(kernel) else {
+        return NOBODY;
+    };
+    let datagram = fragment.datagram;
+    if fragment.is_first {
+        let ends = (datagram.source, datagram.destination);
+        let (at, end) = (L2 + IPV6_LEN + HEADER_LEN, L2 + fragment.l3_len as usize);
+        flow_row::<V6, K>(kernel, ends, fragment.protocol, (at, end))
+    } else {
+        fragment_table::whose(kernel, &datagram)
+    }
+}
+
+/// Returns whose a fragment's datagram is by its address; `NOBODY` if no prefix with that is routed to a VM.
+#[inline(always)]
+fn routed<K: Kernel, const L2: usize>(kernel: K) -> u32 {
+    let Some(ip) = kernel.header::<Ipv6>(L2) else {
+        return NOBODY;
+    };
+    // SAFETY: `header` checked the bounds.
+    let destination = Ip6::from_words(unsafe { (*ip).destination });
+    match routed_prefix::row_of(kernel, &destination) {
+        NOBODY => NOBODY,
+        row => row | STRANGER,
+    }
+}
+
+/// Returns whose a first fragment's datagram is by a forward; `NOBODY` if it is to none.
+#[inline(always)]
+fn forwarded<K: Kernel, const L2: usize>(kernel: K) -> u32 {
+    let Some(first) = place_of::<K, L2>(kernel) else {
+        return NOBODY;
+    };
+    if !first.is_first {
         return NOBODY;
     }
-    let ([next, field], [high, low]) = (header.ports, header.rest);
-    let [next, _] = next.to_ne_bytes();
-    let field = u16::from_be(field);
-    let datagram = Datagram6 {
-        source: Ip6::from_words(source),
-        destination: Ip6::from_words(destination),
-        id: u32::from(high) << 16 | u32::from(low),
+    let ends = (first.datagram.source, first.datagram.destination);
+    // All headers are in the first fragment (RFC 7112), so nothing behind its end is looked at.
+    let headers_len = match first.protocol {
+        TCP => TCP_LEN,
+        _ => size_of::<L4>(),
     };
-    if field & OFFSET != 0 {
-        return fragment_table::row_of(kernel, &datagram);
+    // Read again: kept over the load of the fragment header, it would take stack (Linux 6.1).
+    let Some(ip) = kernel.header::<Ipv6>(L2) else {
+        return NOBODY;
+    };
+    // SAFETY: `header` checked the bounds.
+    let payload_len = u16::from_be(unsafe { (*ip).payload_len });
+    if usize::from(payload_len) < HEADER_LEN + headers_len {
+        return NOBODY;
     }
-    let ends = (datagram.source, datagram.destination);
-    let row = flow_row::<V6, K>(kernel, ends, next, L2 + IPV6_LEN + HEADER_LEN);
+    let at = L2 + IPV6_LEN + HEADER_LEN;
+    forward_row::<V6, K>(kernel, ends, first.protocol, at, usize::MAX)
+}
+
+/// Records whose the datagram of a first fragment is, and keeps a copy of a later one if that is not
+/// known. Returns whose it is now, or [`TAKEN`].
+#[inline(always)]
+fn note<K: Kernel, const L2: usize>(kernel: K, whose: u32) -> u32 {
+    let Some(fragment) = place_of::<K, L2>(kernel) else {
+        return whose;
+    };
+    if !fragment.is_first {
+        if whose == NOBODY && kernel.gso_size() == 0 {
+            return keep(kernel, &fragment.datagram, L2, fragment.l3_len);
+        }
+        return whose;
+    }
     // One that is the whole datagram has nothing to do with others of its name (RFC 6946).
-    if field & MORE != 0 {
-        fragment_table::remember(kernel, &datagram, row);
+    if fragment.has_more {
+        fragment_table::remember(kernel, &fragment.datagram, whose);
+        if fragment_table::is_guests(whose) {
+            note_first(kernel, &fragment.datagram);
+        }
     }
-    row
+    whose
 }

@@ -2,19 +2,22 @@
 //!
 //! Of a live flow, fragments are handed to the engine, which reassembles the datagram, and packets
 //! with options are dropped and counted in its VM's row. The host has no socket for them: it would
-//! reassemble a fragmented segment and answer it with RST. A first fragment has the ports; a table
-//! attributes the later ones to its flow ([`super::fragment_table`]). Fragments that arrive before
-//! the first are left to the host, which never completes the datagram.
+//! reassemble a fragmented segment and answer it with RST. Fragments of a first packet to a forward are
+//! handed over, too. A first fragment has the ports; a table
+//! attributes the later ones to its flow or forward ([`super::fragment_table`]). Fragments that arrive
+//! before the first are left to the host, and a copy is kept for the engine
+//! ([`super::early_fragments`]).
 //!
 //! "No VM" is row 0 here, not `None`: on Linux 6.1 the verifier refuses a spilled `Option`'s
 //! payload.
 use super::{
     Kernel,
     drops::{NOBODY, drop_packet},
+    early_fragments::{TAKEN, keep, note_first},
     fragment_table::{self, Datagram},
     ipv4::{IPV4_LEN, Ipv4, V4},
     packet::ETHERNET_LEN,
-    world_fragments::{flow_row, hand_over_of},
+    world_fragments::{flow_row, forward_row, hand_over_of, row_in},
 };
 use crate::{DropReason, Ip4, segment::Segments};
 
@@ -48,6 +51,12 @@ fn packet<K: Kernel>(kernel: K) -> K::End {
     look::<K, 0>(kernel)
 }
 
+/// A function of its own for its stack ([`forward_row`]).
+#[inline(never)]
+fn forwarded<K: Kernel>(kernel: K, ends: &(Ip4, Ip4), number: u8, at: usize, end: usize) -> u32 {
+    forward_row::<V4, K>(kernel, *ends, number, at, end)
+}
+
 #[inline(always)]
 fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
@@ -74,28 +83,42 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     } else {
         DropReason::IpOptions
     };
-    let row = if fragment & OFFSET != 0 {
-        fragment_table::row_of(kernel, &datagram)
+    // What the engine can reassemble.
+    let is_plain = header_len == IPV4_LEN && kernel.gso_size() == 0;
+    let whose = if fragment & OFFSET != 0 {
+        match fragment_table::whose(kernel, &datagram) {
+            NOBODY if is_plain => keep(kernel, &datagram, L2, segments.bytes as u32),
+            known => known,
+        }
     } else {
-        let row = if header_len < IPV4_LEN {
-            NOBODY
-        } else {
+        let mut whose = NOBODY;
+        if header_len >= IPV4_LEN {
             let ends = (
                 Ip4::from_wire(datagram.source),
                 Ip4::from_wire(datagram.destination),
             );
-            flow_row::<V4, K>(kernel, ends, protocol, L2 + header_len)
-        };
-        if is_fragment {
-            fragment_table::remember(kernel, &datagram, row);
+            let (at, end) = (L2 + header_len, L2 + segments.bytes as usize);
+            whose = flow_row::<V4, K>(kernel, ends, protocol, (at, end));
+            if whose == NOBODY && is_fragment && is_plain {
+                whose = forwarded(kernel, &ends, protocol, at, end);
+            }
         }
-        row
+        if is_fragment {
+            fragment_table::remember(kernel, &datagram, whose);
+            if fragment_table::is_guests(whose) {
+                note_first(kernel, &datagram);
+            }
+        }
+        whose
     };
-    if row == NOBODY {
+    if whose == TAKEN {
+        return kernel.discard();
+    }
+    if !fragment_table::is_guests(whose) {
         return kernel.pass();
     }
-    if !is_fragment || header_len != IPV4_LEN || kernel.gso_size() != 0 {
-        return drop_packet(kernel, row, reason, segments);
+    if !is_fragment || !is_plain {
+        return drop_packet(kernel, row_in(whose), reason, segments);
     }
-    hand_over_of::<V4, K, L2>(kernel, row, segments)
+    hand_over_of::<V4, K, L2>(kernel, whose, segments)
 }

@@ -312,9 +312,10 @@ pub(super) fn send_to_world<F: Family, K: Kernel, const ENGINE: bool>(
     let segments = packet.segments();
     slot.tx_packets().fetch_add(segments.packets, Relaxed);
     slot.tx_bytes().fetch_add(segments.bytes, Relaxed);
+    // Before the bits, which tell that there is something new to see ([`crate::activity`]).
+    store64(slot.tx_last_ns(), kernel.coarse_now_ns());
     connection::note(kernel, packet, flow, Direction::Tx);
     handshake::note(kernel, packet, slot, Direction::Tx);
-    store64(slot.tx_last_ns(), kernel.coarse_now_ns());
     if pacer != 0 {
         let onward = Onward {
             ifindex: path.ifindex,

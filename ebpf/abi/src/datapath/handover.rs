@@ -6,7 +6,7 @@
 //! nor delays the admission of another's flows. Each VM has a share of the queue, and more of what
 //! the others leave ([`crate::maps::Owner`]). Frames from the world have credits of their own, so
 //! that a flood of a VM takes none from the guest. First packets to forwards, which any host may
-//! send, may use half of those, so that they leave the rest to the VM's peers.
+//! send, and fragments of such, may use half of those, so that they leave the rest to the VM's peers.
 //!
 //! A guest's short first packets take the ring of first packets where they can
 //! ([`crate::first_packet`]). They need the same credits.
@@ -98,7 +98,7 @@ fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::En
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::StaleVm);
     };
     let mut share = load32(owner.share());
-    if code == Handover::Forward as u8 {
+    if code == Handover::Forward as u8 || flags & PortFlags::STRANGER != 0 {
         credits = credits.div_ceil(2);
         share = share.div_ceil(2);
     }

@@ -159,8 +159,8 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool {
-        kernel.is_routed_on(packet.source, packet.destination)
+    fn is_routed_on<K: Kernel>(kernel: K, source: Ip4, destination: Ip4) -> bool {
+        kernel.is_routed_on(source, destination)
     }
 
     #[inline(always)]

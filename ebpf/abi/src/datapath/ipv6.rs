@@ -1,6 +1,7 @@
 //! IPv6 (RFC 8200). Packets with extension headers are not translated.
 use super::{
     Kernel, Maps,
+    drops::NOBODY,
     family::{Family, quote_offset},
     packet::{ETHERNET_LEN, Ethernet, L4, Packet, Ports, ether_type},
     routed_prefix,
@@ -184,9 +185,9 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool {
-        routed_prefix::has(kernel, &packet.destination)
-            || kernel.is_routed_on6(packet.source, packet.destination)
+    fn is_routed_on<K: Kernel>(kernel: K, source: Ip6, destination: Ip6) -> bool {
+        routed_prefix::row_of(kernel, &destination) != NOBODY
+            || kernel.is_routed_on6(source, destination)
     }
 
     #[inline(always)]

@@ -59,12 +59,6 @@ pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> 
     leave(kernel, packet)
 }
 
-/// Whether a packet is to a guest's routed prefix.
-#[inline(always)]
-pub(super) fn has<K: Kernel>(kernel: K, destination: &Ip6) -> bool {
-    row_of(kernel, destination) != NOBODY
-}
-
 /// The uplink's MAC, unless the link changes meanwhile: the MAC may be half another's then.
 #[inline(always)]
 fn mac_here<K: Kernel>(kernel: K, vm6: Vm6Ref) -> Option<[u16; 3]> {
@@ -81,7 +75,7 @@ fn target_of<K: Kernel>(kernel: K) -> Option<Ip6> {
 
 /// Row of the VM to which this address or its /64 is routed; `NOBODY` if there is none.
 #[inline(never)]
-fn row_of<K: Kernel>(kernel: K, address: &Ip6) -> u32 {
+pub(super) fn row_of<K: Kernel>(kernel: K, address: &Ip6) -> u32 {
     let maps = kernel.maps();
     let target = match maps.forward6(&ForwardKey6::of_routed_address(*address)) {
         None => maps.forward6(&ForwardKey6::of_routed(*address)),

@@ -112,14 +112,22 @@ pub(super) fn send_to_guest<F: Family, K: Kernel, const L2: usize, const ENGINE:
         if !kernel.arrived_by(load32(slot.uplink_ifindex())) {
             return drop_packet(kernel, row, DropReason::NoFlow, packet.segments());
         }
-        if is_held {
-            return hand_over::<F, K, L2>(kernel, row, Handover::Asleep, FLAGS);
-        }
-        if verdict != Verdict::Fast as u32 {
-            return hand_over::<F, K, L2>(kernel, row, Handover::Verdict, FLAGS);
-        }
-        if connection::opens(packet) && !connection::opener_again(packet, slot, Direction::Rx) {
-            return hand_over::<F, K, L2>(kernel, row, Handover::Syn, FLAGS);
+        let is_of_another =
+            || connection::opens(packet) && !connection::opener_again(packet, slot, Direction::Rx);
+        // One call for all: each takes stack of its own, of which a chain of calls has 512 bytes.
+        let why = if is_held {
+            Some(Handover::Asleep)
+        } else if verdict != Verdict::Fast as u32 {
+            Some(Handover::Verdict)
+        } else if is_of_another() {
+            Some(Handover::Syn)
+        } else if connection::is_challenged(packet, slot) {
+            Some(Handover::Challenge)
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return hand_over::<F, K, L2>(kernel, row, why, FLAGS);
         }
     }
     if packet.ttl <= 1 {
@@ -161,9 +169,10 @@ pub(super) fn send_to_guest<F: Family, K: Kernel, const L2: usize, const ENGINE:
     let segments = packet.segments();
     slot.rx_packets().fetch_add(segments.packets, Relaxed);
     slot.rx_bytes().fetch_add(segments.bytes, Relaxed);
+    // Before the bits, which tell that there is something new to see ([`crate::activity`]).
+    store64(slot.rx_last_ns(), kernel.coarse_now_ns());
     connection::note(kernel, packet, flow, Direction::Rx);
     handshake::note(kernel, packet, slot, Direction::Rx);
-    store64(slot.rx_last_ns(), kernel.coarse_now_ns());
     kernel.redirect(tap)
 }
 
@@ -177,26 +186,10 @@ pub(super) fn forward<F: Family, K: Kernel, const L2: usize>(
     if !packet.is_udp() && !connection::opens(packet) {
         return F::leave(kernel, packet);
     }
-    // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
-    // behind us.
-    if F::is_loopback(packet.destination) {
+    let ends = (packet.source, packet.destination);
+    let Some(target) = target_of::<F, K>(kernel, ends, packet.destination_port, packet.protocol)
+    else {
         return F::leave(kernel, packet);
-    }
-    let of = |host| {
-        F::forward(
-            kernel.maps(),
-            host,
-            packet.destination_port,
-            packet.protocol,
-        )
-    };
-    let target = match of(packet.destination) {
-        Some(target) => target,
-        None => match of(F::UNSPECIFIED) {
-            // Of any of the host's addresses, and none that the host routes to.
-            Some(target) if !F::is_routed_on(kernel, packet) => target,
-            _ => return F::leave(kernel, packet),
-        },
     };
     let ForwardTarget { vm, vm_row, .. } = target;
     let Some(vm) = kernel.maps().vm(vm_row, vm) else {
@@ -206,6 +199,28 @@ pub(super) fn forward<F: Family, K: Kernel, const L2: usize>(
         return drop_packet(kernel, vm_row, DropReason::Frozen, packet.segments());
     }
     hand_over::<F, K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
+}
+
+/// Returns where a first packet with these addresses, this destination port and this protocol is
+/// forwarded; `None` if it is the host's own.
+#[inline(always)]
+pub(super) fn target_of<F: Family, K: Kernel>(
+    kernel: K,
+    (source, destination): (F::Address, F::Address),
+    port: u16,
+    protocol: u8,
+) -> Option<ForwardTarget> {
+    // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
+    // behind us.
+    if F::is_loopback(destination) {
+        return None;
+    }
+    let of = |host| F::forward(kernel.maps(), host, port, protocol);
+    match of(destination) {
+        Some(target) => Some(target),
+        // Of any of the host's addresses, and none that the host routes to.
+        None => of(F::UNSPECIFIED).filter(|_| !F::is_routed_on(kernel, source, destination)),
+    }
 }
 
 /// Processes an ICMP error. The packet it quotes (RFC 792: IP header and 8 bytes, RFC 4443: as much

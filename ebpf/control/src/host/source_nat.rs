@@ -5,11 +5,7 @@
 //! both have the same tuple, the server cannot tell the two connections apart, and the guest's flow
 //! gets the answers to both. So only separate ports, or separate addresses, keep them apart.
 
-use std::{
-    fs, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    ops::RangeInclusive,
-};
+use std::{fs, io, net::IpAddr, ops::RangeInclusive};
 
 pub use super::nat_rule::{Addresses, Device};
 use super::{
@@ -39,49 +35,72 @@ pub struct SourceNat {
 pub struct GuestsTuples {
     /// Name of the uplink.
     pub uplink: String,
-    /// Their source address; `None`: any of the uplink's.
-    pub address: Option<Ipv4Addr>,
-    /// The address that masquerading gives packets there; `None`: unknown.
-    pub masquerade: Option<Ipv4Addr>,
+    /// Whose routes lead to it, in words; `None`: it is named as an uplink.
+    pub by_routes: Option<String>,
     /// Range of their translated ports.
     pub ports: RangeInclusive<u16>,
-    /// The IPv6 addresses of the uplink, which flows of IPv6 have; `None`: no guest has IPv6.
-    pub addresses6: Option<Vec<Ipv6Addr>>,
+    /// Addresses of IPv4 flows; `None`: guests have none.
+    pub ipv4: Option<Sources>,
+    /// Addresses of IPv6 flows; `None`: guests have none.
+    pub ipv6: Option<Sources>,
+}
+
+/// Source addresses of one family at an uplink.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Sources {
+    /// Those of guests' flows; empty: any, as far as is known.
+    pub of_guests: Vec<IpAddr>,
+    /// Those that masquerading may give packets there; empty: unknown.
+    pub by_masquerade: Vec<IpAddr>,
+}
+
+impl Sources {
+    /// Whether a translation to these addresses may give one of guests' flows.
+    fn may_be(&self, addresses: &Addresses) -> bool {
+        let guests = &self.of_guests;
+        if guests.is_empty() {
+            return true;
+        }
+        match addresses {
+            Addresses::Among(range) => guests.iter().any(|address| range.contains(address)),
+            Addresses::OfDevice => {
+                let mut its = self.by_masquerade.iter();
+                self.by_masquerade.is_empty() || its.any(|address| guests.contains(address))
+            }
+            Addresses::Unknown => true,
+        }
+    }
 }
 
 impl SourceNat {
+    /// Whether this stands for the rules of legacy iptables.
+    pub(super) fn is_legacy(&self) -> bool {
+        LEGACY_CHAINS.contains(&self.chain.as_str())
+    }
+
     /// Whether the rule may give a connection a tuple that a guest's flow has, or may get.
     pub fn may_meet(&self, guests: &GuestsTuples) -> bool {
+        self.may_meet_of(guests, [true, true])
+    }
+
+    /// Whether it may do so with IPv6 alone.
+    pub fn may_meet_ipv6_only(&self, guests: &GuestsTuples) -> bool {
+        self.may_meet_of(guests, [false, true]) && !self.may_meet_of(guests, [true, false])
+    }
+
+    fn may_meet_of(&self, guests: &GuestsTuples, [ipv4, ipv6]: [bool; 2]) -> bool {
         let leaves_there = |device: &Device| device.is(&guests.uplink);
         let overlaps = |ports: &RangeInclusive<u16>| {
             ports.start().max(guests.ports.start()) <= ports.end().min(guests.ports.end())
         };
+        let meets = |sources: &Option<Sources>| {
+            let sources = sources.as_ref();
+            sources.is_some_and(|sources| sources.may_be(&self.addresses))
+        };
         self.device.as_ref().is_none_or(leaves_there)
             && self.ports.as_ref().is_none_or(overlaps)
-            && (self.may_meet_ipv4(guests) || self.may_meet_ipv6(guests))
-    }
-
-    fn may_meet_ipv4(&self, guests: &GuestsTuples) -> bool {
-        let is_theirs = |address: Ipv4Addr| match &self.addresses {
-            Addresses::Among(range) => range.contains(&IpAddr::V4(address)),
-            Addresses::OfDevice => guests.masquerade.is_none_or(|its| its == address),
-            Addresses::Unknown => true,
-        };
-        self.sees[0] && guests.address.is_none_or(is_theirs)
-    }
-
-    /// Whether the same holds for IPv6, where guests' flows have one of the uplink's addresses.
-    pub fn may_meet_ipv6(&self, guests: &GuestsTuples) -> bool {
-        let Some(addresses) = guests.addresses6.as_ref().filter(|_| self.sees[1]) else {
-            return false;
-        };
-        match &self.addresses {
-            Addresses::Among(range) => {
-                let mut all = addresses.iter().copied().map(IpAddr::V6);
-                addresses.is_empty() || all.any(|address| range.contains(&address))
-            }
-            Addresses::OfDevice | Addresses::Unknown => true,
-        }
+            && (ipv4 && self.sees[0] && meets(&guests.ipv4)
+                || ipv6 && self.sees[1] && meets(&guests.ipv6))
     }
 }
 
@@ -91,19 +110,16 @@ const LEGACY: [[&str; 2]; 2] = [
     ["/proc/net/ip6_tables_names", "/proc/net/ip6_tables_targets"],
 ];
 
+/// What is shown for the chains of legacy iptables; no name of a chain has spaces.
+const LEGACY_CHAINS: [&str; 2] = ["of legacy iptables", "of legacy ip6tables"];
+
 /// Returns all such rules of nftables, different ones of a chain once each, and an entry for legacy
 /// iptables if it may have some, taken for masquerading: the kernel does not list the rules of its
 /// tables as text.
 pub(super) fn find() -> io::Result<Vec<SourceNat>> {
     let mut found: Vec<SourceNat> = Vec::new();
-    let lines = |path| fs::read_to_string(path).unwrap_or_default();
-    let legacy = [[true, false], [false, true]].into_iter().zip(LEGACY);
-    let legacy = legacy
-        .filter_map(|(sees, [tables, targets])| of_legacy(&lines(tables), &lines(targets), sees));
-    for nat in nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?
-        .into_iter()
-        .chain(legacy)
-    {
+    let rules = nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?;
+    for nat in rules.into_iter().chain(legacy()) {
         if !found.contains(&nat) {
             found.push(nat);
         }
@@ -112,14 +128,23 @@ pub(super) fn find() -> io::Result<Vec<SourceNat>> {
     Ok(found)
 }
 
+/// Returns the entries for legacy iptables: one a family that may have some.
+pub(super) fn legacy() -> impl Iterator<Item = SourceNat> {
+    let lines = |path| fs::read_to_string(path).unwrap_or_default();
+    let families = [[true, false], [false, true]].into_iter().zip(LEGACY);
+    families.filter_map(move |(sees, [tables, targets])| {
+        of_legacy(&lines(tables), &lines(targets), sees)
+    })
+}
+
 fn of_legacy(tables: &str, targets: &str, sees: [bool; 2]) -> Option<SourceNat> {
     let has_table = tables.lines().any(|table| table == "nat");
     let has_target = targets.lines().any(|target| TARGETS.contains(&target));
     (has_table && has_target).then(|| SourceNat {
         table: "nat".into(),
         chain: match sees {
-            [true, _] => "of legacy iptables".into(),
-            _ => "of legacy ip6tables".into(),
+            [true, _] => LEGACY_CHAINS[0].into(),
+            _ => LEGACY_CHAINS[1].into(),
         },
         sees,
         device: None,

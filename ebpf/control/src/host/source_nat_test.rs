@@ -1,3 +1,5 @@
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use super::*;
 use crate::testing::{in_netns, run};
 
@@ -38,13 +40,20 @@ fn target(name: &[u8], info: &[u8]) -> Vec<u8> {
     attribute(1, &expression.concat())
 }
 
+fn sources(of_guests: &[IpAddr], by_masquerade: &[IpAddr]) -> Sources {
+    Sources {
+        of_guests: of_guests.to_vec(),
+        by_masquerade: by_masquerade.to_vec(),
+    }
+}
+
 fn guests() -> GuestsTuples {
     GuestsTuples {
         uplink: "eth0".into(),
-        address: Some(HOST),
-        masquerade: Some(HOST),
+        by_routes: None,
         ports: 61_000..=65_535,
-        addresses6: None,
+        ipv4: Some(sources(&[HOST.into()], &[HOST.into()])),
+        ipv6: None,
     }
 }
 
@@ -139,29 +148,38 @@ fn rules_of_ipv6_meet_guests_that_have_it() {
         assert_eq!(rule.addresses, Addresses::Among(address(1)..=address(1)));
         assert_eq!(rule.ports, Some(4_000..=4_999));
     });
-    let with = |last: &[u16]| GuestsTuples {
-        addresses6: Some(
-            last.iter()
-                .map(|last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, *last))
-                .collect(),
-        ),
+    let address = |last: u16| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+    let among = |of_guests: &[u16], by_masquerade: &[u16]| GuestsTuples {
+        ipv6: Some(Sources {
+            of_guests: of_guests.iter().copied().map(address).collect(),
+            by_masquerade: by_masquerade.iter().copied().map(address).collect(),
+        }),
         ..guests()
     };
+    let with = |of_guests: &[u16]| among(of_guests, of_guests);
     let masquerade = SourceNat {
         sees: [false, true],
         ..any("own", "out")
     };
     assert!(!masquerade.may_meet(&guests()), "no guest has IPv6");
     assert!(masquerade.may_meet(&with(&[1])));
-    let to = |last: u16| {
-        let address = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
-        SourceNat {
-            addresses: Addresses::Among(address..=address),
-            ..masquerade.clone()
-        }
+    assert!(masquerade.may_meet_ipv6_only(&with(&[1])));
+    let to = |last: u16| SourceNat {
+        addresses: Addresses::Among(address(last)..=address(last)),
+        ..masquerade.clone()
     };
     assert!(to(2).may_meet(&with(&[1, 2])) && !to(3).may_meet(&with(&[1, 2])));
     assert!(to(3).may_meet(&with(&[])), "which one is not known yet");
+    // Of a pool: masquerading gives one of the device's, if it has one at all.
+    assert!(!masquerade.may_meet(&among(&[7, 8], &[1, 2])));
+    assert!(masquerade.may_meet(&among(&[7, 8], &[1, 8])));
+    assert!(masquerade.may_meet(&among(&[7, 8], &[])));
+    // A rule of both families is one of IPv4, too.
+    let both = SourceNat {
+        sees: [true, true],
+        ..masquerade
+    };
+    assert!(both.may_meet(&with(&[1])) && !both.may_meet_ipv6_only(&with(&[1])));
 }
 
 #[test]
@@ -202,10 +220,15 @@ fn what_has_other_ports_another_address_or_another_device_meets_no_guest() {
     ));
     assert!(!meets(|nat| nat.addresses = among(OTHER, OTHER)));
     assert!(meets(|nat| nat.addresses = among(HOST, OTHER)));
-    let by = |address, masquerade| GuestsTuples {
-        address,
-        masquerade,
-        ..guests()
+    let by = |of_guests: Option<Ipv4Addr>, by_masquerade: Option<Ipv4Addr>| {
+        let all = |address: Option<Ipv4Addr>| address.map(IpAddr::V4).into_iter().collect();
+        GuestsTuples {
+            ipv4: Some(Sources {
+                of_guests: all(of_guests),
+                by_masquerade: all(by_masquerade),
+            }),
+            ..guests()
+        }
     };
     assert!(!plain.may_meet(&by(Some(OTHER), Some(HOST))));
     // What is not known may be, whatever masquerading would give.
@@ -216,6 +239,11 @@ fn what_has_other_ports_another_address_or_another_device_meets_no_guest() {
     assert!(by_map.may_meet(&by(Some(OTHER), Some(HOST))));
     assert!(plain.may_meet(&by(Some(OTHER), None)));
     assert!(plain.may_meet(&by(None, Some(HOST))));
+    let of_no_ipv4 = GuestsTuples {
+        ipv4: None,
+        ..guests()
+    };
+    assert!(!plain.may_meet(&of_no_ipv4));
 }
 
 #[test]

@@ -56,6 +56,10 @@ impl<T> Mapped<T> {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // A fork would copy the entry of each page, a quarter of a million for a million slots, for a
+        // child that only calls exec. Where it is refused, forks are slower and nothing else.
+        // SAFETY: of the mapping just made; children of fork(2) do not use it.
+        unsafe { libc::madvise(base, Self::bytes(elements), libc::MADV_DONTFORK) };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self {
             base,
@@ -95,3 +99,7 @@ impl<T> Mapped<T> {
         unsafe { libc::munmap(self.base.as_ptr().cast(), Self::bytes(self.elements)) };
     }
 }
+
+#[cfg(test)]
+#[path = "mapped_test.rs"]
+mod tests;

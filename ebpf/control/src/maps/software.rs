@@ -1,7 +1,8 @@
 //! The maps for the programs' functions where no kernel runs them.
 use slipgate_abi::{
-    Addresses6Ref, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef,
-    OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
+    Addresses6Ref, EarlyFragmentRef, EarlyTagRef, FirstPacketRef, FlowRef, ForwardKey, ForwardKey6,
+    ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6,
+    Vm6Ref, VmRef, VmRow,
     datapath::{
         self,
         fragment_table::{Fragment, Fragment6},
@@ -28,6 +29,15 @@ unsafe impl datapath::Maps for &SharedMaps {
 
     /// The port of such an engine is a call away: no ring is open.
     fn first_packet(self, _index: u32) -> Option<FirstPacketRef> {
+        None
+    }
+
+    /// The host's sockets receive whole packets.
+    fn early_tag(self, _index: u32) -> Option<EarlyTagRef> {
+        None
+    }
+
+    fn early_fragment(self, _place: u32) -> Option<EarlyFragmentRef> {
         None
     }
 
@@ -89,7 +99,7 @@ unsafe impl datapath::Maps for &SharedMaps {
         self.forwards6.get(key).ok().flatten()
     }
 
-    /// The host's sockets receive whole packets.
+    /// As above.
     fn fragment(self, _place: u32) -> Option<*mut Fragment> {
         None
     }

@@ -103,6 +103,29 @@ fn ipv6_is_shown_without_what_every_link_has() {
 }
 
 #[test]
+fn a_router_of_ipv6_is_one_of_an_ipv4_route() {
+    in_netns("a_router_of_ipv6_is_one_of_an_ipv4_route", || {
+        enable();
+        let up0 = uplink();
+        run("ip -4 route add default via inet6 fe80::1 dev up0");
+        run(
+            "ip route add 203.0.113.0/24 nexthop via inet6 fe80::7 dev up0 nexthop via 192.0.2.8 dev up0",
+        );
+        let watch = NetworkWatch::open().unwrap();
+        let network = watch.network();
+        let gateway = |to: &str| route_to(network, to, Table::Main).unwrap().gateway;
+        assert_eq!(gateway("0.0.0.0"), Some(ip("fe80::1")));
+        assert_eq!(gateway("203.0.113.0"), Some(ip("fe80::7")));
+        assert!(network.is_next_hop(up0, ip("fe80::1")));
+        assert!(network.is_next_hop(up0, ip("fe80::7")));
+        assert!(
+            !network.is_next_hop(up0, [198, 51, 100, 9].into()),
+            "what is behind the router is not on the link"
+        );
+    });
+}
+
+#[test]
 fn changes_of_ipv6_are_followed_and_those_of_links_are_none() {
     in_netns(
         "changes_of_ipv6_are_followed_and_those_of_links_are_none",

@@ -20,8 +20,8 @@ pub struct Network {
     pub links: Links,
     /// Addresses of the host, in the kernel's order.
     pub addresses: Vec<Address>,
-    /// Routes of the tables main and local, and of further ones that are followed. A multipath route
-    /// has its first live next hop.
+    /// Routes of the tables main and local, and of further ones that are followed. A route with several
+    /// next hops is here once for each that is alive, one after the other.
     pub routes: Vec<Route>,
     /// Rules by which the kernel chooses the table, in their order, if they are followed.
     pub rules: Vec<Rule>,
@@ -57,6 +57,17 @@ pub struct Link {
     /// Largest packet of IPv6 to which it joins segments that arrive, bytes; `None`: the kernel is too
     /// old to say, and joins none beyond 64 KiB.
     pub gro_max_size: Option<u32>,
+}
+
+/// Queues of a TAP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TapQueues {
+    /// Whether several can be opened (`IFF_MULTI_QUEUE`).
+    pub(crate) is_multi_queue: bool,
+    /// Whether the device stays when the last of them is closed.
+    pub(crate) is_persistent: bool,
+    /// Number that are open; of a device with one queue the kernel does not say.
+    pub(crate) open: u32,
 }
 
 /// An address of the host.
@@ -125,7 +136,7 @@ const MAIN: u32 = 254;
 const LOCAL: u32 = 255;
 
 /// Action of a route.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RouteKind {
     /// Forwards to a next hop.
     Unicast,
@@ -143,7 +154,7 @@ pub enum RouteKind {
     Throw,
 }
 
-/// A route of the host.
+/// A route of the host, or one next hop of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
     /// Destination network of the route.
@@ -164,6 +175,10 @@ pub struct Route {
     pub metric: u32,
     /// MTU of the route, if it has one, L3 bytes.
     pub mtu: Option<u32>,
+    /// Weight of the next hop among those of the route.
+    pub weight: u16,
+    /// Whether it is a further next hop of the route that the one before it is of.
+    pub is_further: bool,
 }
 
 /// State of a neighbour entry.
@@ -177,8 +192,8 @@ pub struct Neighbour {
 
 impl Route {
     /// Whether an address is in the route's destination network.
-    fn covers(&self, address: IpAddr) -> bool {
-        let (differs, bits) = match (self.destination, address) {
+    pub fn covers(&self, address: impl Into<IpAddr>) -> bool {
+        let (differs, bits) = match (self.destination, address.into()) {
             (IpAddr::V4(one), IpAddr::V4(other)) => {
                 (u128::from(one.to_bits() ^ other.to_bits()), 32u32)
             }

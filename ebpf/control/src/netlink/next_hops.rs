@@ -3,12 +3,16 @@
 //! An engine claims an element by interface and neighbour, not valid yet
 //! ([`SharedMaps::claim_next_hop`]). The broker completes it as soon as the neighbour's MAC is
 //! known, asks the kernel to keep the neighbour resolved (a managed neighbour entry, Linux 5.16),
-//! and withdraws the element whenever the kernel itself would not use its contents. While it is not
-//! valid, the programs let the kernel resolve the neighbour, packet by packet.
+//! and withdraws the element when link or neighbour are gone. While it is not valid, the programs let
+//! the kernel resolve the neighbour, packet by packet.
 //!
 //! The engine writes the claim, and an attacker may have taken the engine over. So the broker asks
 //! the kernel only for what it knows by itself to be right: neighbours on the uplinks that it chose,
-//! which the host's own routes use, and a limited number of them ([`MOST`]).
+//! which the host's own routes use, and a limited number of them ([`MOST`]). A neighbour that a route
+//! has used stays right while it is claimed: live flows go on where a route is merely missing, and
+//! without the element the kernel would find no way for their packets. Flows that a route leads elsewhere
+//! are the engine's to move. A successor has it from a record which next hops were right
+//! ([`Owner::note_next_hops`](crate::owner::Owner::note_next_hops)).
 //!
 //! The engine may free an element, and claim it for another neighbour, at any moment. Both withdraw
 //! it, which the sequence number shows ([`NextHop`]): data written for the previous claim is then
@@ -48,6 +52,8 @@ pub struct NextHops {
     requests: Requests,
     /// Neighbours that the kernel was asked to keep resolved, by ifindex and address.
     managed: HashSet<(IfIndex, IpAddr)>,
+    /// Neighbours that were found right and claimed at the last refresh.
+    right: HashSet<(IfIndex, IpAddr)>,
 }
 
 /// Contents that an element is to have.
@@ -69,7 +75,21 @@ impl NextHops {
             owner_rows,
             requests: Requests::open()?,
             managed: HashSet::new(),
+            right: HashSet::new(),
         })
+    }
+
+    /// Takes over what predecessors in these rows found right. Of these the first refresh keeps what
+    /// is claimed.
+    pub fn after(mut self, right: HashSet<(IfIndex, IpAddr)>) -> Self {
+        self.right = right;
+        self
+    }
+
+    /// Returns the claimed neighbours that were found right at the last refresh, by ifindex and
+    /// address.
+    pub fn right(&self) -> &HashSet<(IfIndex, IpAddr)> {
+        &self.right
     }
 
     /// Updates every element of the rows, and returns how many are valid. To be called after each
@@ -98,11 +118,13 @@ impl NextHops {
                 continue;
             };
             let (ifindex, neighbour) = (claim.ifindex, claim.neighbour);
-            let is_known = wanted_still.contains(&(ifindex, neighbour));
-            let is_wanted = is_known
-                || uplinks.contains(&ifindex)
-                    && wanted_still.len() < MOST
-                    && network.is_next_hop(ifindex, neighbour);
+            // Without any route by it a device is no uplink of a policy either.
+            let is_right = || {
+                self.right.contains(&(ifindex, neighbour))
+                    || uplinks.contains(&ifindex) && network.is_next_hop(ifindex, neighbour)
+            };
+            let is_wanted = wanted_still.contains(&(ifindex, neighbour))
+                || wanted_still.len() < MOST && is_right();
             if is_wanted {
                 wanted_still.insert((ifindex, neighbour));
                 self.keep_resolved(network, ifindex, neighbour);
@@ -114,6 +136,7 @@ impl NextHops {
             }
         }
         self.unmanage(|hop| !wanted_still.contains(hop));
+        self.right = wanted_still;
         Ok(valid)
     }
 

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use netlink_packet_core::Emitable as _;
 use netlink_packet_core::Nla as _;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -13,14 +14,14 @@ use netlink_packet_route::{
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
     route::{
         RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
-        RouteNextHopFlags, RouteType,
+        RouteNextHopFlags, RouteType, RouteVia,
     },
     rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
 use slipgate_abi::IfIndex;
 
 use super::{
-    network::{Address, AddressState, Link, Neighbour, Route, RouteKind, Table},
+    network::{Address, AddressState, Link, Neighbour, Route, RouteKind, Table, TapQueues},
     rules::{Rule, RuleKind},
 };
 
@@ -77,17 +78,52 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
 
 /// Returns whether a TAP was made with `IFF_MULTI_QUEUE`; `None` for a TUN.
 fn is_multi_queue_tap(properties: &[InfoTun]) -> Option<bool> {
-    /// The `IFLA_TUN_*` attributes of `linux/if_link.h`.
-    const TYPE: u16 = 3;
-    const MULTI_QUEUE: u16 = 7;
-    let byte = |kind| {
+    tap_queues(properties).map(|queues| queues.is_multi_queue)
+}
+
+/// The `IFLA_TUN_*` attributes of `linux/if_link.h`.
+mod tun {
+    pub(super) const TYPE: u16 = 3;
+    pub(super) const PERSIST: u16 = 6;
+    pub(super) const MULTI_QUEUE: u16 = 7;
+    /// Of a device with several queues only.
+    pub(super) const NUM_QUEUES: u16 = 8;
+    pub(super) const NUM_DISABLED_QUEUES: u16 = 9;
+}
+
+/// Returns what the kernel says of a TAP's queues; `None` for a TUN.
+fn tap_queues(properties: &[InfoTun]) -> Option<TapQueues> {
+    let value = |kind, value: &mut [u8]| {
         let mut found = properties.iter().filter(|it| it.kind() == kind);
-        let found = found.find(|it| it.value_len() == 1)?;
-        let mut value = [0];
-        found.emit_value(&mut value);
-        Some(i32::from(value[0]))
+        let found = found.find(|it| it.value_len() == value.len())?;
+        found.emit_value(value);
+        Some(())
     };
-    (byte(TYPE)? == libc::IFF_TAP).then_some(byte(MULTI_QUEUE)? != 0)
+    let byte = |kind| {
+        let mut bytes = [0];
+        value(kind, &mut bytes).map(|()| i32::from(bytes[0]))
+    };
+    let word = |kind| {
+        let mut bytes = [0; 4];
+        value(kind, &mut bytes).map(|()| u32::from_ne_bytes(bytes))
+    };
+    (byte(tun::TYPE)? == libc::IFF_TAP).then_some(TapQueues {
+        is_multi_queue: byte(tun::MULTI_QUEUE)? != 0,
+        is_persistent: byte(tun::PERSIST).is_some_and(|it| it != 0),
+        open: word(tun::NUM_QUEUES).unwrap_or(0) + word(tun::NUM_DISABLED_QUEUES).unwrap_or(0),
+    })
+}
+
+/// Returns what a message about a link says of a TAP's queues; `None`: it is no TAP.
+pub(super) fn tap_queues_of(message: &LinkMessage) -> Option<TapQueues> {
+    let infos = message.attributes.iter().find_map(|it| match it {
+        LinkAttribute::LinkInfo(infos) => Some(infos),
+        _ => None,
+    })?;
+    infos.iter().find_map(|info| match info {
+        LinkInfo::Data(InfoData::Tun(properties)) => tap_queues(properties),
+        _ => None,
+    })
 }
 
 /// Whether a message is about a link as such, and not about its part in a bridge (`AF_BRIDGE`).
@@ -191,7 +227,30 @@ pub(super) fn is_about_a_link_only(message: &RouteNetlinkMessage) -> bool {
     }
 }
 
-pub(super) fn route(message: &RouteMessage) -> Option<Route> {
+/// Calls `add` with the route, or with each of its live next hops if it has several.
+pub(super) fn route(message: &RouteMessage, mut add: impl FnMut(Route)) {
+    let Some((route, hops)) = route_and_hops(message) else {
+        return;
+    };
+    let Some(hops) = hops else {
+        return add(route);
+    };
+    let out = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
+    let alive = hops.iter().filter(|hop| !hop.flags.intersects(out));
+    for (position, hop) in alive.enumerate() {
+        add(Route {
+            oif: Some(IfIndex::new(hop.interface_index)),
+            gateway: hop.attributes.iter().find_map(gateway),
+            // `rtnh_hops` of linux/rtnetlink.h is the weight less one.
+            weight: u16::from(hop.hops) + 1,
+            is_further: position > 0,
+            ..route
+        });
+    }
+}
+
+/// Returns a route, and its next hops if they are listed.
+fn route_and_hops(message: &RouteMessage) -> Option<(Route, Option<&[RouteNextHop]>)> {
     let header = &message.header;
     if !is_ip(header.address_family) || header.flags.contains(RouteFlags::Dead) {
         return None;
@@ -220,13 +279,17 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
         source: None,
         metric: 0,
         mtu: None,
+        weight: 1,
+        is_further: false,
     };
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Table(number) => table = *number,
             RouteAttribute::Destination(address) => route.destination = ip(address)?,
             RouteAttribute::Oif(ifindex) => route.oif = Some(IfIndex::new(*ifindex)),
-            RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            RouteAttribute::Gateway(_) | RouteAttribute::Via(_) => {
+                route.gateway = gateway(attribute);
+            }
             RouteAttribute::PrefSource(address) => route.source = ip(address),
             RouteAttribute::Priority(metric) => route.metric = *metric,
             RouteAttribute::Metrics(metrics) => {
@@ -243,16 +306,18 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
         return None;
     }
     route.table = Table::of(table);
-    if let Some(hops) = hops {
-        let out = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
-        let hop = hops.iter().find(|hop| !hop.flags.intersects(out))?;
-        route.oif = Some(IfIndex::new(hop.interface_index));
-        route.gateway = hop.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(address) => ip(address),
-            _ => None,
-        });
+    Some((route, hops))
+}
+
+/// Returns the router that an attribute names. That of an IPv4 route may be an IPv6 one (`RTA_VIA`,
+/// RFC 8950, formerly 5549).
+fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
+    match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        RouteAttribute::Via(RouteVia::Inet(address)) => Some((*address).into()),
+        RouteAttribute::Via(RouteVia::Inet6(address)) => Some((*address).into()),
+        _ => None,
     }
-    Some(route)
 }
 
 /// Returns a rule; `None` if it is of another family.
@@ -275,7 +340,10 @@ pub(super) fn rule(message: &RuleMessage) -> Option<Rule> {
             _ => RuleKind::Unknown,
         },
         table: u32::from(header.table),
-        is_by_more: header.tos != 0,
+        more: Some(header.tos)
+            .filter(|tos| *tos != 0)
+            .into_iter()
+            .collect(),
         ..Rule::default()
     };
     let mut marks = Vec::new();
@@ -295,13 +363,18 @@ pub(super) fn rule(message: &RuleMessage) -> Option<Rule> {
             RuleAttribute::SuppressPrefixLen(len) if *len != u32::MAX => {
                 rule.suppressed_len = u8::try_from(*len).ok();
             }
-            RuleAttribute::SuppressIfGroup(group) => rule.is_by_more |= *group != u32::MAX,
-            RuleAttribute::TunId(id) => rule.is_by_more |= *id != 0,
-            RuleAttribute::UidRange(_)
+            RuleAttribute::SuppressIfGroup(u32::MAX) | RuleAttribute::TunId(0) => {}
+            RuleAttribute::SuppressIfGroup(_)
+            | RuleAttribute::TunId(_)
+            | RuleAttribute::UidRange(_)
             | RuleAttribute::IpProtocol(_)
             | RuleAttribute::SourcePortRange(_)
-            | RuleAttribute::DestinationPortRange(_) => rule.is_by_more = true,
-            RuleAttribute::Other(_) => rule.is_by_more = true,
+            | RuleAttribute::DestinationPortRange(_)
+            | RuleAttribute::Other(_) => {
+                let mut bytes = vec![0; attribute.buffer_len()];
+                attribute.emit(&mut bytes);
+                rule.more.extend(bytes);
+            }
             _ => {}
         }
     }

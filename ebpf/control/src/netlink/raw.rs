@@ -45,7 +45,7 @@ pub(crate) fn dump(
 }
 
 /// Splits a datagram into its messages.
-pub(super) fn split(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+pub(crate) fn split(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
         let message = NetlinkBuffer::new_checked(rest).ok()?;

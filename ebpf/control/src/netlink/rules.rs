@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use super::network::RouteKind;
 
 /// A rule, with what decides whether it concerns packets that the host itself makes.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Rule {
     /// Priority: the lowest is asked first.
     pub priority: u32,
@@ -26,9 +26,9 @@ pub struct Rule {
     pub oif: Option<String>,
     /// Whether it is for packets of VRFs, and asks their tables.
     pub is_of_vrfs: bool,
-    /// Whether it is by more: protocol, ports, user, type of service, tunnel, or what this version does
-    /// not know.
-    pub is_by_more: bool,
+    /// Its further conditions, attributes as the kernel has them: protocol, ports, user, type of
+    /// service, tunnel, or what this version does not know. Empty: none.
+    pub more: Vec<u8>,
     /// Longest prefix whose routes in the table are passed over.
     pub suppressed_len: Option<u8>,
     /// Table that it asks.
@@ -37,8 +37,15 @@ pub struct Rule {
     pub action: RuleKind,
 }
 
+impl Rule {
+    /// Whether it has further conditions.
+    pub fn is_by_more(&self) -> bool {
+        !self.more.is_empty()
+    }
+}
+
 /// Action of a rule.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum RuleKind {
     /// Looks the destination up in the table.
     #[default]

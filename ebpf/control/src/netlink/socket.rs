@@ -48,6 +48,16 @@ impl Requests {
         self.exchange(request, flags | NLM_F_ACK, what, |_| {})
     }
 
+    /// Sends a question about one thing, and calls `each` with each message of the answer.
+    pub(crate) fn ask(
+        &mut self,
+        request: RouteNetlinkMessage,
+        what: &str,
+        mut each: impl FnMut(RouteNetlinkMessage),
+    ) -> Result<()> {
+        self.exchange(request, NLM_F_ACK, what, &mut each)
+    }
+
     /// Sends a dump request, and calls `each` with each message of the answer.
     pub(crate) fn dump(
         &mut self,

@@ -71,6 +71,8 @@ pub struct NetworkWatch {
     requests: Requests,
     network: Network,
     followed: Followed,
+    /// Whether rules or routes were read and not reported as changed.
+    read_ahead: bool,
     /// Links whose features changed since they were taken.
     features_changed: BTreeSet<IfIndex>,
     behind: Option<Behind>,
@@ -139,6 +141,7 @@ impl NetworkWatch {
             requests: Requests::open()?,
             network: Network::default(),
             followed: Followed::default(),
+            read_ahead: false,
             features_changed: BTreeSet::new(),
             behind: None,
         };
@@ -147,7 +150,8 @@ impl NetworkWatch {
         Ok(watch)
     }
 
-    /// Sets what is followed besides the tables main and local. What is new is read at once.
+    /// Sets what is followed besides the tables main and local. What is new is read at once, and with it
+    /// changes whose notices wait: the next [update](Self::update) reports them.
     ///
     /// # Errors
     /// A request fails.
@@ -164,7 +168,9 @@ impl NetworkWatch {
                 return Err(error);
             }
         };
-        (self.network.rules, self.network.routes) = (rules, routes);
+        let network = &mut self.network;
+        self.read_ahead |= rules != network.rules || routes != network.routes;
+        (network.rules, network.routes) = (rules, routes);
         Ok(())
     }
 
@@ -242,6 +248,7 @@ impl NetworkWatch {
         let mut network = self.request_configuration()?;
         network.neighbours = self.request_neighbours()?;
         self.network = network;
+        self.read_ahead = false;
         self.features_changed = self.network.links.indexes().collect();
         Ok(Changes {
             links: true,
@@ -318,6 +325,7 @@ impl NetworkWatch {
             self.network.routes = routes;
             self.network.rules = rules;
         }
+        changes.routes |= std::mem::take(&mut self.read_ahead);
         if overrun {
             changes.missed = true;
             self.features_changed = self.network.links.indexes().collect();
@@ -429,7 +437,11 @@ impl NetworkWatch {
                     if let RouteNetlinkMessage::NewRoute(message) = answer
                         && message.header.address_family == family
                     {
-                        routes.extend(parse::route(&message).filter(is_followed));
+                        parse::route(&message, |route| {
+                            if is_followed(&route) {
+                                routes.push(route);
+                            }
+                        });
                     }
                 },
             )?;

@@ -80,9 +80,11 @@ pub fn sweep<'o>(
     let forwards = maps
         .forwards
         .remove_if(|_, forward| gone(forward.id(), forward.row()))?;
-    let forwards6 = maps
-        .forwards6
-        .remove_if(|_, forward| gone(forward.id(), forward.row()))?;
+    let forwards6 = {
+        let _entries = FileLock::of_routed(&paths.run_dir, patience)?;
+        maps.forwards6
+            .remove_if(|_, forward| gone(forward.id(), forward.row()))?
+    };
     let open: HashSet<VmId> = maps
         .vm_rows()
         .filter_map(|row| vm_rows::id_of(maps, row))

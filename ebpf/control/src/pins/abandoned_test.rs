@@ -15,6 +15,7 @@ fn left(run: &Path, name: &str) -> PathBuf {
         "0.policy",
         "0.policy-new",
         "0.taps",
+        "0.hops",
     ] {
         fs::write(dir.join(file), "1").unwrap();
     }

@@ -2,11 +2,13 @@
 //!
 //! Needs root. Without it each test says `skipped: <test>: <why>`.
 
+mod activity;
 mod address;
 mod close;
 mod cost;
 mod datapath;
 mod devices;
+mod early;
 mod engine;
 mod expect;
 mod first_packets;

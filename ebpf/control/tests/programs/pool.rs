@@ -15,7 +15,7 @@ use aya::{
     programs::{Program, ProgramError, SchedClassifier},
 };
 use slipgate_abi::{
-    FlowRef, ForwardKey, ForwardKey6, ForwardTarget, TapEntry, Tuple, Tuple6,
+    EarlyTag, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, TapEntry, Tuple, Tuple6,
     datapath::{
         PROGRAMS6, Program6,
         fragment_table::{Fragment, Fragment6, PLACES},
@@ -195,6 +195,7 @@ impl Loaded {
         self.drops.clear();
         self.hops.clear();
         self.rates.clear();
+        Mapped::<EarlyTag>::of(&self.ebpf, "EARLY_TAGS").clear();
         clear_hash::<Tuple, FlowRef>(&mut self.ebpf, "FLOWS");
         clear_hash::<Tuple6, FlowRef>(&mut self.ebpf, "FLOWS6");
         clear_hash::<u32, TapEntry>(&mut self.ebpf, "TAPS");

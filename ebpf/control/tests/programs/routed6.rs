@@ -2,9 +2,9 @@
 //! guest's.
 use std::net::Ipv6Addr;
 
-use slipgate_abi::{DropReason, Protocol, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Protocol, portframe::PortFlags, tcp::Flags};
 
-use crate::{datapath::*, flow6::*, frame6::*, loaded};
+use crate::{datapath::*, early::kept, flow6::*, frame6::*, loaded};
 
 const INGRESS: &str = "uplink_ingress";
 /// A neighbour on the uplink.
@@ -43,11 +43,6 @@ fn strangers() -> Vec<Frame6> {
         ),
         ..to_guest(Frame6::rx(Protocol::Icmpv6))
     };
-    let fragment = Frame6 {
-        next_header: 44,
-        l4: fragment_of(17, 24, 7, b"of a datagram"),
-        ..to_guest(Frame6::rx(Protocol::Udp))
-    };
     let unknown = Frame6 {
         next_header: 50,
         ..to_guest(Frame6::rx(Protocol::Udp))
@@ -76,12 +71,39 @@ fn strangers() -> Vec<Frame6> {
         with(Protocol::Udp, 0),
         with(Protocol::Icmpv6, 0),
         error,
-        fragment,
         unknown,
         to_nobody,
     ];
     all.extend(solicitations);
     all
+}
+
+/// The address shows whose they are, so they are the engine's in any order.
+#[test]
+fn fragments_to_a_guests_prefix_go_to_its_engine() {
+    let fragment = |field| Frame6 {
+        next_header: 44,
+        l4: fragment_of(17, field, 7, b"of a datagram"),
+        destination: GUEST6,
+        ..Frame6::rx(Protocol::Udp)
+    };
+    for (program, from) in [(INGRESS, 0), ("uplink_ingress_l3", 14)] {
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        for field in [24, 1, 24, 0] {
+            let run = datapath.run(program, &fragment(field).bytes()[from..]);
+            assert_eq!(run.action, REDIRECT, "{program} {field}");
+            let (header, _) = crate::frame::handed(&run.frame);
+            let flags = PortFlags::FROM_UPLINK | PortFlags::STRANGER;
+            assert_eq!(
+                (header.code, header.flags),
+                (Handover::Fragment as u8, flags)
+            );
+        }
+        assert_eq!(datapath.drops_of(ROW), []);
+        // Nobody's are kept for anybody.
+        assert_eq!(kept(&datapath), 0);
+    }
 }
 
 #[test]

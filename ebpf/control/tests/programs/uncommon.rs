@@ -154,9 +154,17 @@ fn fragments_by_another_uplink_than_the_flows_are_the_hosts() {
         let mut datapath = loaded!();
         datapath.admit(Flow::new(Protocol::Udp));
         datapath.slots.change(9, |slot| slot.uplink_ifindex = 77);
-        for field in [MORE, LATER] {
-            let frame = fragment(Protocol::Udp, field).bytes();
-            datapath.expect_unnoticed(program, &frame[from..]);
+        let first = fragment(Protocol::Udp, MORE);
+        let forward = (first.destination, first.destination_port, Protocol::Udp);
+        for is_forward_too in [false, true] {
+            if is_forward_too {
+                // As of a flow that it has let in.
+                datapath.forward(forward, (VM, 80));
+            }
+            for field in [MORE, LATER] {
+                let frame = fragment(Protocol::Udp, field).bytes();
+                datapath.expect_unnoticed(program, &frame[from..]);
+            }
         }
     }
 }

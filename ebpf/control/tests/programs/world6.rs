@@ -261,3 +261,104 @@ fn loopback_of_ipv6_is_no_forwards_whatever_leads_there() {
         }
     }
 }
+
+/// An extension header of `units` of 8 bytes beyond the first.
+fn extension(next: u8, units: u8) -> Vec<u8> {
+    let mut header = vec![0; 8 * (1 + usize::from(units))];
+    header[..2].copy_from_slice(&[next, units]);
+    header
+}
+
+/// The packet behind extension headers of these numbers and lengths.
+fn behind(headers: &[(u8, u8)], packet: &Frame6) -> Frame6 {
+    let (mut next_header, mut l4) = (packet.next_header, packet.l4.clone());
+    for (number, units) in headers.iter().rev() {
+        let mut header = extension(next_header, *units);
+        if *number == 44 {
+            header = fragment_of(next_header, 1, 7, &[]);
+        }
+        l4 = [header, l4].concat();
+        next_header = *number;
+    }
+    Frame6 {
+        next_header,
+        l4,
+        ..packet.clone()
+    }
+}
+
+/// The host would answer a segment that it has no socket for with RST.
+#[test]
+fn a_flows_packet_with_extension_headers_is_dropped_and_others_are_the_hosts() {
+    let known: [&[(u8, u8)]; 7] = [
+        &[(60, 0)],
+        &[(0, 0)],
+        &[(43, 1)],
+        &[(60, 30)],
+        &[(0, 0), (43, 2), (60, 0)],
+        &[(0, 0), (60, 0), (43, 0), (60, 1)],
+        &[(60, 0), (44, 0)],
+    ];
+    // Too many, and one that is not known.
+    let unknown: [&[(u8, u8)]; 2] = [&[(60, 0); 5], &[(60, 0), (135, 0)]];
+    for (program, l2) in [(INGRESS, 14), ("uplink_ingress_l3", 0)] {
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6] {
+            let frame = |headers| {
+                let bytes = behind(headers, &Frame6::rx(protocol)).bytes();
+                bytes[14 - l2..].to_vec()
+            };
+            for headers in known.into_iter().chain(unknown) {
+                let mut datapath = loaded!();
+                datapath.expect_unnoticed(program, &frame(headers));
+                let slot = datapath.admit6(flow6(protocol));
+                if unknown.contains(&headers) {
+                    datapath.expect_unnoticed(program, &frame(headers));
+                    continue;
+                }
+                let run = datapath.run(program, &frame(headers));
+                assert_eq!(run.action, SHOT, "{program} {protocol:?} {headers:?}");
+                assert_eq!(datapath.only_reason(ROW), DropReason::ExtensionHeader);
+                let dropped = datapath.drops.get(ROW).get(DropReason::ExtensionHeader);
+                let l3_len = (frame(headers).len() - l2) as u64;
+                assert_eq!((dropped.packets, dropped.bytes), (1, l3_len));
+                assert_eq!(slipgate_abi::cell::load64(slot.rx_packets()), 0);
+                let other = datapath;
+                other.slots.change(9, |slot| slot.uplink_ifindex += 1);
+                other.drops.change(ROW, |drops| *drops = Default::default());
+                other.expect_unnoticed(program, &frame(headers));
+            }
+        }
+    }
+}
+
+/// One whose chain of headers ends before the transport header, or lies about its length, is no flow's.
+/// Wrong lengths without any extension header are the host's to count.
+#[test]
+fn a_flows_packet_with_a_wrong_transport_header_is_the_hosts() {
+    for (program, l2) in [(INGRESS, 14), ("uplink_ingress_l3", 0)] {
+        for (protocol, at, wrong) in [(Protocol::Udp, 5, 7), (Protocol::Tcp, 12, 4 << 4)] {
+            let mut datapath = loaded!();
+            datapath.admit6(flow6(protocol));
+            let mut bytes = Frame6::rx(protocol).bytes()[14 - l2..].to_vec();
+            bytes[l2 + 40 + at] = wrong;
+            datapath.expect_unnoticed(program, &bytes);
+        }
+    }
+}
+
+#[test]
+fn extension_headers_that_lie_lead_nowhere() {
+    for (program, l2) in [(INGRESS, 14), ("uplink_ingress_l3", 0)] {
+        let mut datapath = loaded!();
+        datapath.admit6(flow6(Protocol::Udp));
+        let mut beyond = behind(&[(60, 0)], &Frame6::rx(Protocol::Udp));
+        beyond.l4[1] = 255;
+        let cut = Frame6 {
+            l4: behind(&[(60, 0)], &Frame6::rx(Protocol::Udp)).l4[..14].to_vec(),
+            ..beyond.clone()
+        };
+        for frame in [beyond, cut] {
+            datapath.expect_unnoticed(program, &frame.bytes()[14 - l2..]);
+        }
+    }
+}

@@ -15,7 +15,7 @@ const FIRST_PORT: u32 = 49_152;
 const BOTH: u32 = RECEIVES_NO_MORE | SENDS_NO_MORE;
 
 /// The client of a port of the host.
-pub(super) struct Client<'a, R> {
+pub(super) struct Client<'a, R: Registers + Clone> {
     pub(super) device: &'a mut Vsock<R>,
     pub(super) port: u32,
     /// Bytes that each connection sends.

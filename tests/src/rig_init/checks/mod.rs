@@ -1,5 +1,6 @@
 //! Checks that must hold on every kernel, with the testbed's own world and guest.
 
+mod ipv6;
 mod programs;
 mod served;
 mod stand;

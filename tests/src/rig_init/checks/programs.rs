@@ -5,7 +5,7 @@ use std::fs;
 use slipgate_testbed::{Result, Uplink, error::Tried};
 
 use super::{
-    expect,
+    expect, ipv6,
     stand::{Stand, WAIT},
 };
 use slipgate_testbed::clients::tcp;
@@ -59,9 +59,9 @@ pub(super) fn generic_guard() -> Result<String> {
     Ok(said)
 }
 
-/// A TUN as uplink: its packets begin with the IP header.
+/// A TUN as uplink: its packets begin with the IP header, of either family.
 pub(super) fn uplink_without_l2() -> Result<String> {
-    let mut stand = Stand::new(Uplink::Tun, &[])?;
+    let mut stand = Stand::new(Uplink::Tun, &ipv6::FLAGS)?;
     let pins = stand.pins();
     let attached = pins.iter().any(|pin| pin.starts_with("uplink_ingress_l3-"));
     expect(attached, || {
@@ -72,8 +72,10 @@ pub(super) fn uplink_without_l2() -> Result<String> {
     stand
         .guest
         .run(|| tcp::request_response(echo, 20, 100, WAIT))?;
+    ipv6::configured(&stand)?;
+    let by_ipv6 = ipv6::traffic(&stand)?;
     stand.stop()?;
-    Ok(said)
+    Ok(format!("{said}, by IPv6 {by_ipv6}"))
 }
 
 /// Checks that bpffs is empty after all stands are gone.

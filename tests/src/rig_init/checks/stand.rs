@@ -12,16 +12,17 @@ use slipgate_testbed::{
     world::{SERVER, SERVER_2, UPLINK},
 };
 
-use super::expect;
+use super::{expect, ipv6::Servers6};
 
 /// Time limit of a step: more than a step takes on an emulated CPU with other load.
 pub(super) const WAIT: Duration = Duration::from_secs(8);
 pub(super) const NAME: &str = "www.example.test";
 /// Address of the guests' resolver, beside the gateway's.
 pub(super) const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
-const BULK_BYTES: u64 = 4 << 20;
+pub(super) const BULK_BYTES: u64 = 4 << 20;
 
-/// World, guest and slipgate of the checks. Removed on drop.
+/// World, guest and slipgate of the checks. The guest has IPv6 once its kernel may, if slipgate has
+/// [`super::ipv6::FLAGS`]. Removed on drop.
 pub(super) struct Stand {
     pub(super) slipgate: Slipgate,
     pub(super) guest: Guest,
@@ -31,6 +32,7 @@ pub(super) struct Stand {
     pub(super) echo: TcpServer,
     pub(super) datagrams: UdpServer,
     pub(super) denied: TcpServer,
+    pub(super) servers6: Servers6,
 }
 
 impl Stand {
@@ -40,6 +42,7 @@ impl Stand {
             uplink,
             ..Default::default()
         })?;
+        world.give_ipv6()?;
         let net = &world.net;
         let zone = Zone::from([(NAME.to_owned(), Answer::a(SERVER, 60))]);
         let names = DnsServer::start(net, (SERVER, 53), zone)?;
@@ -47,6 +50,7 @@ impl Stand {
         let echo = TcpServer::start(net, (SERVER, 7), TcpService::Echo)?;
         let datagrams = UdpServer::start(net, (SERVER, 7), UdpService::Echo)?;
         let denied = TcpServer::start(net, (SERVER_2, 443), TcpService::Close)?;
+        let servers6 = Servers6::start(&world)?;
         let guest = Guest::new(&world, GuestConfig::new("tap0"))?;
         let (resolver, denied_ip) = (SERVER.to_string(), SERVER_2.to_string());
         let mut all = vec!["--tap", "tap0", "--uplink", UPLINK, "--dns", &resolver];
@@ -62,6 +66,7 @@ impl Stand {
             echo,
             datagrams,
             denied,
+            servers6,
         })
     }
 

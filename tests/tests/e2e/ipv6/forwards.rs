@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use slipgate_testbed::{NetNs, require_root_and_tun};
+use slipgate_testbed::{GuestConfig, NetNs, WorldConfig, pump::SeenFrame, require_root_and_tun};
 
 use super::scene::*;
-use crate::{Stand, WAIT};
+use crate::{GUEST_MAC, Stand, WAIT};
 
 /// A connection that a namespace's thread accepts, and from whom it came.
 fn accepting(ns: &NetNs, address: &str, port: u16) -> JoinHandle<(TcpStream, SocketAddr)> {
@@ -72,4 +72,28 @@ fn ipv6_forward_waits_for_an_address_of_the_guest() {
     let accepted = accepting(&stand.guest.ns, "::", 80);
     connect_from(&stand.world.net, to).unwrap();
     accepted.join().unwrap();
+}
+
+/// It answers no ARP, and needs none: the message by which the engine knows its address shows its MAC. A
+/// segment that goes to all is taken by no stack.
+#[test]
+fn ipv6_guest_that_only_waits_gets_its_first_connection_at_its_own_mac() {
+    require_root_and_tun!();
+    let guest = GuestConfig::new("tap0").unconfigured();
+    let args = ["--ipv6", "nat", "--forward", "tap0=tcp:8080:80"];
+    let stand = Stand::with(WorldConfig::default(), guest, &args);
+    give_world(&stand.world);
+    configure(&stand);
+    let frames = stand.guest.frames().unwrap();
+    let accepted = accepting(&stand.guest.ns, "::", 80);
+    connect_from(&stand.world.net, at6(HOST6, 8080)).unwrap();
+    accepted.join().unwrap();
+    let seen = frames.drain();
+    let to_port = |frame: &&SeenFrame| {
+        let bytes = &frame.bytes;
+        bytes[12..14] == [0x86, 0xdd] && bytes[20] == 6 && bytes[56..58] == 80_u16.to_be_bytes()
+    };
+    let segments: Vec<_> = seen.iter().filter(to_port).collect();
+    assert!(!segments.is_empty());
+    assert!(segments.iter().all(|frame| frame.bytes[..6] == GUEST_MAC));
 }

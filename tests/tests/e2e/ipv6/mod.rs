@@ -4,6 +4,7 @@ mod addresses;
 mod forwards;
 mod fragments;
 mod host;
+mod processes;
 mod routed;
 mod scene;
 mod single_address;

@@ -8,11 +8,19 @@
 
 mod listing;
 mod places;
+mod pools;
 mod starts;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub(crate) use self::{places::at, starts::refused_start};
+// The tests give the guest its address of IPv6 at once.
+pub(crate) use slipgate_testbed::world_ipv6::{GATEWAY6, GUEST6};
+
+pub(crate) use self::{
+    places::at,
+    pools::{add_address, remove_address},
+    starts::{pings, refused_start},
+};
 use crate::{DNS, GUEST};
 
 /// Who carries a flow that was let in.
@@ -48,10 +56,6 @@ pub(crate) mod cells {
     pub(crate) const user_ipv4: Cell = Cell::new(Mode::User, Family::Ipv4);
     pub(crate) const user_ipv6: Cell = Cell::new(Mode::User, Family::Ipv6);
 }
-
-/// The guest's own address of IPv6, which the tests give it at once, and its gateway's.
-pub(crate) const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0x15);
-pub(crate) const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 1);
 
 impl Cell {
     const fn new(mode: Mode, family: Family) -> Self {

@@ -106,8 +106,9 @@ pub(super) fn assert_taps_bare(world: &World, taps: &[String]) {
 /// No process has one of these ports.
 pub(super) fn assert_ports_free(world: &World, ports: std::ops::Range<u16>) {
     let take = |port| {
-        let tcp = std::net::TcpListener::bind(("0.0.0.0", port));
-        tcp.and_then(|_| std::net::UdpSocket::bind(("0.0.0.0", port)))
+        // Of both families.
+        let tcp = std::net::TcpListener::bind(("::", port));
+        tcp.and_then(|_| std::net::UdpSocket::bind(("::", port)))
     };
     world.host.run(|| {
         for port in ports {
@@ -119,7 +120,10 @@ pub(super) fn assert_ports_free(world: &World, ports: std::ops::Range<u16>) {
 /// No flow, name, forward or TAP of a VM is in the tables.
 pub(super) fn assert_tables_empty(maps: &SharedMaps) {
     eventually("the end of all entries", || {
-        maps.flows.entries().unwrap().is_empty() && maps.forwards.entries().unwrap().is_empty()
+        let by_ipv4 = maps.flows.entries().unwrap().len() + maps.forwards.entries().unwrap().len();
+        let by_ipv6 =
+            maps.flows6.entries().unwrap().len() + maps.forwards6.entries().unwrap().len();
+        by_ipv4 + by_ipv6 == 0
     });
     assert_eq!(maps.taps.entries().unwrap().len(), 0, "TAPS");
     assert_eq!(maps.names.entries().unwrap().len(), 0, "NAMES");

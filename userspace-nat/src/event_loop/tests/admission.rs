@@ -180,15 +180,29 @@ fn the_cap_holds_and_closed_flows_give_way() {
         ..Setup::default()
     });
     let nats: Vec<At> = (0..3).map(|i| rig.connect(40_000 + i, 7)).collect();
-    rig.guest(1, &syn((GUEST, 50_000), SERVER, 7));
-    assert_eq!(rig.refused(1, Refusal::FlowCap), 1);
-    assert_eq!(rig.at_guest().len(), 1, "an RST");
+    assert_told_at_once(&mut rig);
+    // Pings count as connections and datagrams do.
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 2);
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 3);
     // Another VM is not concerned.
     rig.connect_from(2, 50_000, 7);
     rig.close(40_000, nats[0], true);
     rig.pass(10_000_000);
     rig.connect(50_001, 7);
-    assert_eq!(rig.refused(1, Refusal::FlowCap), 1);
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 3);
+}
+
+/// What is refused now is told: a connection by a reset that answers its SYN, a ping by ICMP.
+fn assert_told_at_once(rig: &mut Rig) {
+    rig.at_guest();
+    rig.guest(1, &syn((GUEST, 50_000), SERVER, 7));
+    let (_, rst) = rig.at_guest().pop().expect("an RST");
+    assert_eq!((rst[9], rst[33]), (6, Flags::RST | Flags::ACK));
+    assert_eq!(rst[28..32], 8u32.to_be_bytes());
+    rig.guest(1, &echo(GUEST, PEER, true, 9, b"hi"));
+    let (_, error) = rig.at_guest().pop().expect("an ICMP error");
+    assert_eq!((error[9], error[20], error[21]), (1, 3, 13));
 }
 
 #[test]
@@ -201,6 +215,8 @@ fn the_rate_of_new_flows_holds() {
         rig.guest(1, &udp((GUEST, 5_000 + i), SERVER, b"x"));
     }
     assert_eq!((rig.flows(), rig.refused(1, Refusal::FlowRate)), (10, 10));
+    assert_told_at_once(&mut rig);
+    assert_eq!((rig.flows(), rig.refused(1, Refusal::FlowRate)), (10, 12));
     rig.pass(SECOND_NS);
     rig.guest(1, &udp((GUEST, 9_000), SERVER, b"x"));
     assert_eq!(rig.flows(), 11);

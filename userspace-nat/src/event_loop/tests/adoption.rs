@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
-use slipgate_abi::{FlowRef, Ip4, Refusal, Tuple, Verdict, VmId, VmRow};
+use slipgate_abi::{FlowRef, Ip4, Protocol, Refusal, Slot, Tuple, Verdict, VmId, VmRow};
 use slipgate_model::{OnExit, Subject};
 use slipgate_policy::{Action, Rule};
 
@@ -11,7 +11,8 @@ use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     control::Cut,
-    flow::State,
+    flow::{EndReason, State},
+    state::Nat,
 };
 
 fn roomy() -> Setup {
@@ -439,5 +440,106 @@ proptest! {
         whole.pass(SECOND_NS);
         prop_assert_eq!(ends(&rig), ends(&whole));
         rig.assert_paired();
+    }
+}
+
+#[test]
+fn orphans_are_recorded_once_with_what_they_had_counted() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let datagrams = [5_000, 5_001].map(|port| udp((GUEST, port), (PEER, 9), b"counted"));
+    for packet in &datagrams {
+        rig.guest(1, packet);
+    }
+    rig.at_world();
+    let slots = rig.kernel.borrow().slots_in_use();
+    assert_eq!(slots.len(), 3);
+    // The engine was about to end one of them.
+    let now_ns = rig.kernel.borrow().now_ns;
+    let Nat {
+        flows, datapath, ..
+    } = &mut rig.engine.core.nat;
+    flows.begin_end(datapath, slots[2], EndReason::Idle, now_ns);
+    // What would refuse them is not looked at.
+    let mut rig = rig.restart_in_steps(&Setup {
+        default: Action::Deny,
+        ..Setup::default()
+    });
+    // They are in the memory of the process that has died.
+    rig.kernel.borrow_mut().flows.clear();
+    rig.engine.end_orphans();
+    rig.assert_empty();
+    assert_eq!(
+        ends(&rig),
+        BTreeMap::from([("engine-died".into(), 2), ("adopted".into(), 1)])
+    );
+    let bytes = |record: &serde_json::Value| record["tx_bytes"].as_u64().unwrap();
+    let records = rig.records();
+    let udp_records = records.iter().filter(|record| record["proto"] == "udp");
+    assert!(udp_records.map(bytes).all(|bytes| bytes == 20 + 8 + 7));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// An engine that was taken over may have left anything in its slots.
+    #[test]
+    fn a_slot_that_lies_harms_no_records_of_other_orphans(
+        (vm_row, vm, nat_port, flags) in any::<(u16, u32, u16, u8)>(),
+        (verdict, rule, epoch, tcp) in any::<(u32, u32, u32, u32)>(),
+        numbers in any::<[u64; 6]>(),
+    ) {
+        let mut rig = Rig::new();
+        for port in 5_000..5_003 {
+            rig.guest(1, &udp((GUEST, port), (PEER, 9), b"counted"));
+        }
+        rig.at_world();
+        let liar = rig.kernel.borrow().slots_in_use()[1];
+        {
+            let mut kernel = rig.kernel.borrow_mut();
+            let [tx_packets, tx_bytes, rx_packets, rx_bytes, tx_last_ns, created_ns] = numbers;
+            let slot = Slot {
+                generation: kernel.slot(liar).generation().load(Relaxed),
+                verdict: Verdict::Fast,
+                tcp,
+                next_hop: rule,
+                tx_packets,
+                tx_bytes,
+                rx_packets,
+                rx_bytes,
+                tx_last_ns,
+                rx_last_ns: tx_last_ns,
+                vm,
+                vm_row,
+                owner: vm_row,
+                guest: PEER,
+                remote: GUEST,
+                nat: PEER,
+                guest_port: nat_port,
+                remote_port: 0,
+                nat_port,
+                protocol: Protocol::Icmp,
+                flags,
+                isn: tcp,
+                created_ns,
+                rule,
+                uplink_ifindex: rule,
+                epoch,
+                fin_end_tx: tcp,
+                fin_end_rx: tcp,
+                connect_us: tcp,
+            };
+            kernel.set_slot(liar, slot);
+            kernel.slot(liar).verdict().store(verdict, Relaxed);
+            kernel.flows.clear();
+        }
+        let mut rig = rig.restart_in_steps(&Setup::default());
+        rig.engine.end_orphans();
+        let records = rig.records();
+        let honest = |port: u16| {
+            let guest = format!("10.0.2.15:{port}");
+            records.iter().filter(|record| record["guest"] == guest.as_str()).count()
+        };
+        prop_assert_eq!((honest(5_000), honest(5_002)), (1, 1), "{:?}", records);
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of changes by the broker: flows cut and captured, VMs frozen, the port's frames written.
 use std::{
+    collections::HashSet,
     io::Read as _,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex},
@@ -16,6 +17,7 @@ use slipgate_model::{OnExit, Subject};
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
+    event_loop::cut::MOST_PROBES,
     observe::{CaptureRequest, MOST_CAPTURES, NotCaptured},
     packet::{Ipv4, Packet, Transport, transport::Tcp},
 };
@@ -175,6 +177,58 @@ fn a_former_generations_peer_is_reset_by_its_own_numbers() {
         .map(|record| record["end"].clone());
     assert_eq!(ends.collect::<Vec<_>>(), ["generation", "generation"]);
     assert_eq!(rig.flows(), 1, "another VM's");
+}
+
+/// What they are asked is bounded. The rest learns it when it sends, or is sent to.
+#[test]
+fn of_more_connections_than_are_probed_the_rest_is_told_when_it_sends() {
+    const MORE: u16 = 60;
+    let all = MOST_PROBES as u16 + MORE;
+    let mut rig = Rig::with(Setup {
+        slots: 4_096,
+        max_flows: 4_096,
+        ..Setup::default()
+    });
+    let nats: Vec<At> = (0..all).map(|n| rig.connect(30_000 + n, 7)).collect();
+    let cut = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+    assert_eq!(cut.flows, u64::from(all));
+    let sources = |packets: &[Vec<u8>]| -> HashSet<u16> {
+        let ports = packets.iter().map(|packet| tcp_of(packet).source);
+        ports.collect()
+    };
+    let asked = sources(&rig.at_world());
+    let asked_guests: HashSet<u16> = rig
+        .at_guest()
+        .iter()
+        .map(|(_, packet)| tcp_of(packet).destination)
+        .collect();
+    assert_eq!(
+        (asked.len(), asked_guests.len()),
+        (MOST_PROBES, MOST_PROBES)
+    );
+    let mut told = 0;
+    for (port, nat) in (30_000..).zip(nats) {
+        if asked.contains(&nat.1) {
+            continue;
+        }
+        assert!(!asked_guests.contains(&port), "both of its ends, or none");
+        // The guest's next segment, and of every other one the server's.
+        match told % 2 {
+            0 => rig.guest(1, &ack((GUEST, port), SERVER, 0, 8, 9_001)),
+            _ => rig.world(&ack(SERVER, nat, 0, 9_001, 8)),
+        };
+        let to_guest = tcp_of(&rig.at_guest().pop().expect("the guest is told").1);
+        assert_eq!((to_guest.flags, to_guest.destination), (Flags::RST, port));
+        assert_eq!(to_guest.sequence, 9_001);
+        let to_server = tcp_of(&rig.at_world().pop().expect("the server is told"));
+        assert_eq!((to_server.flags, to_server.source), (Flags::RST, nat.1));
+        assert_eq!(to_server.sequence, 8);
+        told += 1;
+    }
+    assert_eq!(told, MORE);
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+    assert_eq!(rig.ended(), [cut.ends]);
+    rig.assert_empty();
 }
 
 #[test]

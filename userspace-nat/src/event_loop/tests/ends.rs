@@ -88,7 +88,7 @@ fn rfc4787_req_5_udp_lives_five_minutes() {
     rig.assert_empty();
 }
 
-/// RFC 7857 sections 2.1 and 10.
+/// RFC 7857 sections 2.1 and 11.
 #[test]
 fn timers_are_those_of_the_vms_policy_that_is_in_force() {
     let timers = Timers {

@@ -12,6 +12,7 @@ use super::rig::*;
 use crate::{
     clock::SECOND_NS,
     datapath::{Hop, Tables as _},
+    flow::STEPS_PER_TURN,
     state::follow::LOOKS_PER_TURN,
 };
 
@@ -117,6 +118,7 @@ fn what_concerns_no_flow_has_none_looked_at() {
             prefsrc: None,
             metric: 0,
             mtu: None,
+            share: Default::default(),
         });
     }));
     for _ in 0..TURNS {
@@ -344,4 +346,90 @@ fn flows_that_keep_their_address_move_to_another_uplink() {
         give_uplink(&mut rig, uplink);
         assert_eq!(uplinks(&rig), [uplink.unwrap_or(UPLINK)]);
     }
+}
+
+/// The table 100 leads by the first link from now on. `source`: address that its route prefers.
+fn by_first(source: Option<&str>) -> NetworkView {
+    let mut network = with_table();
+    let route = &mut network.routes.further.tables[0].1[0];
+    (route.ifindex, route.gateway) = (UPLINK, Some([192, 0, 2, 254].into()));
+    route.prefsrc = source.map(|source| source.parse().unwrap());
+    network
+}
+
+fn connected_by_table() -> Rig {
+    let mut rig = Rig::new();
+    rig.follow(with_table());
+    rig.tell(|engine| engine.set_vm(by_table(1, None)));
+    rig.kernel.borrow_mut().uplink = SECOND.get();
+    rig.connect_from(1, 40_001, 1);
+    assert_eq!(uplinks(&rig), [SECOND]);
+    rig
+}
+
+#[test]
+fn a_flow_moves_to_another_link_with_its_address_or_ends() {
+    let mut rig = connected_by_table();
+    rig.follow(by_first(Some("10.8.0.2")));
+    rig.turn();
+    assert_eq!(uplinks(&rig), [UPLINK]);
+    rig.follow(with_table());
+    rig.turn();
+    assert_eq!(uplinks(&rig), [SECOND]);
+    rig.follow(by_first(None));
+    rig.pass(SECOND_NS);
+    rig.assert_empty();
+    assert_eq!(rig.records()[0]["end"], "route");
+}
+
+#[test]
+fn flows_wait_for_an_uplink_that_does_not_exist_whatever_the_routes() {
+    let mut rig = connected_by_table();
+    rig.tell(|engine| engine.set_vm(by_table(1, Some(IfIndex::NONE))));
+    rig.follow(by_first(None));
+    rig.pass(SECOND_NS);
+    assert_eq!(uplinks(&rig), [SECOND]);
+}
+
+#[test]
+fn flows_that_go_astray_are_cut_some_in_each_turn_and_only_they() {
+    let mut rig = crowded();
+    rig.guest(
+        2,
+        &syn(
+            (GUEST, 40_000),
+            (Ip4::from(std::net::Ipv4Addr::new(198, 51, 100, 77)), 443),
+            7,
+        ),
+    );
+    assert_eq!(rig.flows(), usize::from(CROWD) + 1);
+    let cut = |rig: &Rig| {
+        let flows = &rig.engine.core.nat.flows;
+        flows
+            .all()
+            .into_iter()
+            .filter(|slot| flows.is_cut(*slot))
+            .count()
+    };
+    rig.follow(changed(|routes, _| {
+        routes.routes.push(RouteEntry {
+            prefix: std::net::IpAddr::from(PEER).into(),
+            kind: RouteKind::Blackhole,
+            ..routes.routes[0]
+        });
+    }));
+    let mut before = 0;
+    while rig.engine.core.nat.network.following.is_under_way() {
+        let now = cut(&rig);
+        assert!(
+            now - before <= STEPS_PER_TURN as usize / 64 + 1,
+            "{now} {before}"
+        );
+        before = now;
+        rig.turn();
+    }
+    assert_eq!(cut(&rig), usize::from(CROWD));
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.flows(), 1);
+    assert!(rig.records().iter().all(|record| record["end"] == "route"));
 }

@@ -7,10 +7,11 @@ use std::{
 };
 
 use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, VmId, VmRow, tcp::Flags};
-use slipgate_model::{RelayedId, Subject, WhyAnswer};
+use slipgate_model::{RelayedId, SleepChange, Subject, WhyAnswer};
 
 use super::{reload::policy, rig::*};
 use crate::{
+    clock::SECOND_NS,
     observe::{CaptureRequest, NotCaptured},
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     port::VirtioNetHdr,
@@ -100,6 +101,54 @@ fn accepted(listener: &TcpListener) -> std::net::TcpStream {
     let patience = Duration::from_secs(2);
     stream.set_read_timeout(Some(patience)).unwrap();
     stream
+}
+
+/// A VM that sleeps is woken by what the service sends or by its reset, and not by what slipgate does
+/// of its own accord.
+#[test]
+fn a_vm_that_sleeps_is_woken_by_what_a_relayed_connection_brings_and_not_by_its_end() {
+    let (listener, port) = service();
+    let row = VmRow::new(1);
+    let knocks = |rig: &mut Rig| {
+        rig.turn();
+        let told = rig.broker.sleep_changes.drain(..);
+        told.filter(|(_, change)| matches!(change, SleepChange::Knock(_)))
+            .count()
+    };
+    let mut rig = Rig::with(setup(port, Vec::new()));
+    let mut next = rig.enter(1, 40_000);
+    let mut stream = accepted(&listener);
+    // The guest's last data is acknowledged while it sleeps.
+    rig.guest(
+        1,
+        &tcp((GUEST, 40_000), TO, 0x18, 8, next, &[], b"question"),
+    );
+    rig.tell(move |engine| engine.sleep(row));
+    rig.pass(SECOND_NS);
+    assert_eq!(knocks(&mut rig), 0);
+    stream.write_all(b"answer").unwrap();
+    rig.pass(SECOND_NS);
+    assert!(knocks(&mut rig) >= 1, "data");
+    next = next.wrapping_add(6);
+    assert!(rig.tell(move |engine| engine.wake(row)));
+    rig.guest(1, &ack((GUEST, 40_000), TO, 0, 16, next));
+    rig.at_guest();
+    rig.tell(move |engine| engine.sleep(row));
+    rig.tell(move |engine| engine.cut(Subject::Vm { row }));
+    let ended = rig.segments();
+    assert!(
+        ended.iter().any(|tcp| tcp.flags & Flags::RST != 0),
+        "{ended:?}"
+    );
+    assert_eq!(knocks(&mut rig), 0, "the cut");
+    // The service's end is something that comes.
+    assert!(rig.tell(move |engine| engine.wake(row)));
+    rig.enter(1, 40_001);
+    let stream = accepted(&listener);
+    rig.tell(move |engine| engine.sleep(row));
+    drop(stream);
+    rig.pass(SECOND_NS);
+    assert!(knocks(&mut rig) >= 1, "the end");
 }
 
 #[test]

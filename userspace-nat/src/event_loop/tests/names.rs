@@ -339,3 +339,24 @@ fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     rig.turn();
     assert_eq!(remembered(&rig, 101), 0);
 }
+
+#[test]
+fn names_stay_open_when_a_former_generation_ends() {
+    let mut rig = Rig::with(setup());
+    tell(&rig, 1, 3_600);
+    rig.connect(40_001, 1);
+    let cut = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+    assert_eq!(cut.flows, 1);
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.flows(), 0);
+    rig.at_world();
+    // Its guest remembers the address, and does not ask again.
+    rig.connect(40_002, 1);
+    rig.guest(1, &syn((GUEST, 40_003), (PEER, 80), 7));
+    assert_eq!(rig.flows(), 1, "by the name, and its rule");
+    assert_eq!(rig.refused(1, Refusal::Default), 1);
+    // A successor of this engine knows it too.
+    let (mut rig, adoption) = rig.restart(&setup());
+    assert_eq!((adoption.live, adoption.reopened), (1, 1));
+    rig.connect(40_004, 1);
+}

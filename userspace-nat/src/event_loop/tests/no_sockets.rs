@@ -5,7 +5,7 @@ use slipgate_abi::{Protocol, Refusal, VmRow, tcp::Flags};
 use slipgate_policy::Destination;
 
 use super::rig::*;
-use crate::host_sockets::{HostSockets, KEPT};
+use crate::host_sockets::{Busy, HostSockets, KEPT};
 
 #[test]
 fn without_a_socket_the_new_is_refused_why_says_so_and_the_live_and_the_next_go_on() {
@@ -39,4 +39,20 @@ fn without_a_socket_the_new_is_refused_why_says_so_and_the_live_and_the_next_go_
     rig.guest(1, &udp_of(5_002));
     assert_eq!(rig.at_world().len(), 1);
     assert_eq!(rig.refused(1, Refusal::NoSocket), 2);
+}
+
+#[test]
+fn a_flow_whose_port_the_host_refuses_leaves_nothing_behind() {
+    let mut rig = Rig::new();
+    let host = Rc::new(HostSockets::new(1 << 20));
+    host.refuses.set(Some(Busy::Bound));
+    rig.engine.core.nat.host_sockets = Some(host);
+    rig.guest(1, &syn((GUEST, 5_001), SERVER, 1));
+    let (_, reset) = rig.at_guest().pop().expect("an RST");
+    assert_eq!(reset[33], Flags::RST | Flags::ACK);
+    assert_eq!((rig.flows(), rig.at_world().len()), (0, 0));
+    assert_eq!(rig.kernel.borrow().flows.len(), 0);
+    // The next frame is no order to open it.
+    let nat = &mut rig.engine.core.nat;
+    assert!(nat.flows.take_ordered(&nat.datapath).is_none());
 }

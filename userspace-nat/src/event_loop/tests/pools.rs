@@ -355,6 +355,7 @@ fn a_prefix_that_is_delivered_to_the_host_is_as_good_as_its_addresses() {
         prefsrc: None,
         metric: 0,
         mtu: None,
+        share: Default::default(),
     };
     let mut network = network();
     network.routes.routes.push(local);

@@ -14,7 +14,7 @@ use ipnet::Ipv6Net;
 use slipgate_abi::{DropReason, IfIndex, Ip4, Refusal, RuleIndex, VmId, VmRow};
 use slipgate_model::{
     GuestIpv6, HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot,
-    SleepChange, TranslatedId,
+    Silence, SleepChange, TranslatedId,
 };
 
 pub(super) use crate::fake::{Handling, packets::*};
@@ -34,7 +34,7 @@ use crate::{
 };
 use slipgate_policy::{
     Action, AddressPool, LocalAddresses, LoopbackPorts, NatSettings, Policy, PolicySet, Rule,
-    Settings,
+    Settings, Sleep,
 };
 
 pub(super) const GUEST: Ip4 = Ip4 {
@@ -66,6 +66,8 @@ pub(super) struct Broker {
     pub(super) reloaded: Vec<Reloaded>,
     /// VMs that fell idle (true) or were busy again, in order.
     pub(super) idle: Vec<(u32, bool)>,
+    /// What was said of each of them.
+    pub(super) silences: Vec<Silence>,
     pub(super) sleep_changes: Vec<(VmId, SleepChange)>,
 }
 
@@ -91,10 +93,12 @@ impl Control<TestEngine> for Broker {
         Ok(())
     }
     fn activity(&mut self, changes: ActivityChanges) -> io::Result<()> {
+        self.silences
+            .extend(changes.idle.iter().chain(&changes.busy).map(|(_, it)| *it));
         self.idle
-            .extend(changes.idle.iter().map(|id| (id.get(), true)));
+            .extend(changes.idle.iter().map(|(id, _)| (id.get(), true)));
         self.idle
-            .extend(changes.busy.iter().map(|id| (id.get(), false)));
+            .extend(changes.busy.iter().map(|(id, _)| (id.get(), false)));
         Ok(())
     }
     fn sleep_changes(&mut self, changes: Vec<(VmId, SleepChange)>) -> io::Result<()> {
@@ -142,6 +146,8 @@ pub(super) struct Setup {
     pub(super) eim_ports: Option<std::ops::RangeInclusive<u16>>,
     /// Behaviour of translated ports in the policy.
     pub(super) nat: NatSettings,
+    /// Bounds of what is held for a VM that sleeps, in the policy.
+    pub(super) sleep: Sleep,
     /// Events that the log writes.
     pub(super) events: Events,
     pub(super) rule_base: RuleIndex,
@@ -167,6 +173,7 @@ impl Default for Setup {
             nat_ports: DEFAULT_RANGE,
             eim_ports: None,
             nat: NatSettings::default(),
+            sleep: Sleep::default(),
             events: Events::from_iter([Event::FlowEnd]),
             rule_base: RuleIndex::new(10),
             listed: Vec::new(),
@@ -450,6 +457,7 @@ pub(super) fn network() -> NetworkView {
         prefsrc: None,
         metric: 0,
         mtu: None,
+        share: Default::default(),
     };
     NetworkView {
         routes: RouteSnapshot {
@@ -488,6 +496,7 @@ pub(super) fn network_of_both() -> NetworkView {
         prefsrc: None,
         metric: 0,
         mtu: None,
+        share: Default::default(),
     });
     network.local.host.push(NAT6.into());
     network
@@ -546,6 +555,7 @@ fn start(
     let policy = Policy::new(setup.default, setup.rules.clone()).with(Settings {
         host_loopback: setup.listed.clone(),
         nat: setup.nat,
+        sleep: setup.sleep,
         ..Settings::default()
     });
     let parts = Parts {

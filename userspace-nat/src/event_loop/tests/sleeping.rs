@@ -1,13 +1,18 @@
 //! VMs that sleep, and wake.
-use slipgate_abi::{DropReason, Handover, VmRow};
-use slipgate_model::{Knock, SleepChange};
+use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags};
+use slipgate_model::{Knock, RouteEntry, RouteKind, SleepChange, Subject};
+use slipgate_policy::Sleep;
 
 use super::{
     changes::tcp_of,
     forwards::{HTTP, with_forwards},
     rig::*,
 };
-use crate::clock::SECOND_NS;
+use crate::{
+    clock::SECOND_NS,
+    packet::{Ipv4, checksum::Sum},
+    port::{ETHERNET_LEN, VirtioNetHdr},
+};
 
 const GUEST_AT: At = (GUEST, 40_000);
 const ROW: VmRow = VmRow::new(1);
@@ -51,6 +56,25 @@ fn what_came_for_a_vm_that_slept_is_delivered_in_order() {
 }
 
 #[test]
+fn a_former_generations_peer_is_reset_while_the_vm_sleeps() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 7);
+    let other = rig.connect(40_001, 7);
+    sleep(&mut rig);
+    rig.at_world();
+    rig.tell(|engine| engine.end_generation(ROW));
+    assert_eq!(rig.at_world().len(), 2, "the peers are asked");
+    for nat in [nat, other] {
+        rig.world(&ack(SERVER, nat, 0, 9_501, 508));
+        let reset = tcp_of(&rig.at_world().pop().unwrap());
+        assert_eq!((reset.flags, reset.sequence), (Flags::RST, 508));
+    }
+    rig.at_guest();
+    assert!(wake(&mut rig));
+    assert!(rig.at_guest().is_empty(), "no answer of theirs was held");
+}
+
+#[test]
 fn an_opening_segment_is_admitted_when_the_vm_wakes() {
     let mut rig = with_forwards(Setup::default());
     sleep(&mut rig);
@@ -74,7 +98,7 @@ fn a_repeated_segment_is_held_once_and_the_rest_is_bounded() {
         rig.world(&ack(SERVER, nat, 0, 10, 8));
     }
     assert_eq!(rig.dropped(1, DropReason::Held), 2);
-    let most = slipgate_policy::Sleep::default().packets;
+    let most = Sleep::default().packets;
     for sequence in 0..most {
         rig.world(&ack(SERVER, nat, 0, 1_000 + sequence, 8));
     }
@@ -121,6 +145,41 @@ fn who_knocks_is_told_once_a_second() {
     let address = |(ip, port): At| std::net::SocketAddr::new(ip.into(), port);
     let (protocol, from, to) = (6, address(SERVER), address(HTTP));
     assert_eq!(first, Knock { protocol, from, to });
+}
+
+/// What was told of sleep, without the beginning.
+fn told(rig: &Rig) -> Vec<SleepChange> {
+    let told = rig.broker.sleep_changes.iter().map(|(_, change)| *change);
+    told.filter(|change| *change != SleepChange::Asleep)
+        .collect()
+}
+
+#[test]
+fn nobody_knocks_where_routes_change_or_flows_are_cut() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    rig.connect(40_001, 7);
+    sleep(&mut rig);
+    rig.at_guest();
+    let mut away = network();
+    away.routes.routes.push(RouteEntry {
+        prefix: std::net::IpAddr::from(PEER).into(),
+        kind: RouteKind::Blackhole,
+        ..away.routes.routes[0]
+    });
+    rig.follow(away);
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.at_guest().len(), 2, "the guest is made to send");
+    rig.follow(network());
+    rig.pass(20 * SECOND_NS);
+    assert_eq!((rig.flows(), told(&rig)), (0, vec![]));
+    assert!(wake(&mut rig));
+    rig.connect(40_002, 7);
+    sleep(&mut rig);
+    rig.at_guest();
+    rig.tell(|engine| engine.cut(Subject::Vm { row: ROW }));
+    assert_eq!(rig.at_guest().len(), 1);
+    assert_eq!(told(&rig), [SleepChange::Awake]);
 }
 
 #[test]
@@ -177,4 +236,151 @@ fn what_is_held_for_a_vm_that_is_removed_is_counted() {
     let id = rig.engine.core.vms.id_of(ROW).unwrap();
     rig.tell(move |engine| engine.remove_vm(ROW, id));
     assert_eq!(rig.dropped(0, DropReason::StaleVm), 1);
+}
+
+/// A rig whose policy says this of `[sleep]`, and the port of a live connection on the uplink.
+fn bounded(sleep: Sleep) -> (Rig, At) {
+    let mut rig = Rig::with(Setup {
+        sleep,
+        ..Setup::default()
+    });
+    let nat = rig.connect(40_000, 7);
+    rig.at_guest();
+    (rig, nat)
+}
+
+#[test]
+fn the_bounds_are_those_of_the_vms_policy() {
+    let (mut rig, nat) = bounded(Sleep {
+        packets: 4,
+        patience_s: 5,
+        ..Sleep::default()
+    });
+    sleep(&mut rig);
+    for sequence in 0..10 {
+        rig.world(&ack(SERVER, nat, 0, 1_000 + sequence, 8));
+    }
+    assert_eq!(rig.dropped(1, DropReason::EngineBusy), 6);
+    rig.pass(4 * SECOND_NS);
+    assert_eq!(rig.dropped(1, DropReason::EngineBusy), 6);
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.dropped(1, DropReason::EngineBusy), 10);
+    // What has expired leaves room.
+    for sequence in 10..13 {
+        rig.world(&ack(SERVER, nat, 0, 1_000 + sequence, 8));
+    }
+    assert!(wake(&mut rig));
+    assert_eq!(sequences_at_guest(&mut rig), [1_010, 1_011, 1_012]);
+}
+
+#[test]
+fn bytes_are_bounded_too_and_counted_from_the_ip_header_on() {
+    let segment = ack(SERVER, (NAT, 1), 0, 1, 8).len() as u32;
+    let (mut rig, nat) = bounded(Sleep {
+        bytes: 3 * segment,
+        ..Sleep::default()
+    });
+    sleep(&mut rig);
+    for sequence in [10, 20, 30, 40] {
+        rig.world(&ack(SERVER, nat, 0, sequence, 8));
+    }
+    assert_eq!(rig.dropped(1, DropReason::EngineBusy), 1);
+    assert!(wake(&mut rig));
+    assert_eq!(sequences_at_guest(&mut rig), [10, 20, 30]);
+    // All of it is free again.
+    sleep(&mut rig);
+    for sequence in [50, 60, 70] {
+        rig.world(&ack(SERVER, nat, 0, sequence, 8));
+    }
+    assert!(wake(&mut rig));
+    assert_eq!(sequences_at_guest(&mut rig), [50, 60, 70]);
+    assert_eq!(rig.dropped(1, DropReason::EngineBusy), 1);
+}
+
+/// A train of segments from the server, as a card with receive offload brings it: with the
+/// pseudo-header's sum in its checksum.
+fn train(nat: At, sequence: u32, payload: &[u8]) -> (VirtioNetHdr, Vec<u8>) {
+    const MSS: u16 = 1_000;
+    let mut packet = tcp(SERVER, nat, 0x10, sequence, 8, &[], payload);
+    let ip = Ipv4::parse(&packet).unwrap();
+    let sum = Sum::default().pseudo(ip.source, ip.destination, 6, packet.len() - 20);
+    let partial = sum.folded().to_be_bytes();
+    packet[36..38].copy_from_slice(&partial);
+    let vnet = VirtioNetHdr {
+        flags: VirtioNetHdr::NEEDS_CSUM,
+        gso_type: VirtioNetHdr::GSO_TCPV4,
+        hdr_len: (ETHERNET_LEN + 40) as u16,
+        gso_size: MSS,
+        csum_start: (ETHERNET_LEN + 20) as u16,
+        csum_offset: 16,
+    };
+    (vnet, packet)
+}
+
+#[test]
+fn a_train_of_segments_is_held_as_one_packet_and_delivered_whole() {
+    let (mut rig, nat) = bounded(Sleep {
+        packets: 2,
+        ..Sleep::default()
+    });
+    sleep(&mut rig);
+    let payload: Vec<u8> = (0..4_000_u32).map(|n| n as u8).collect();
+    // The first, itself again, a plain segment behind it, and one that finds no room.
+    let (vnet, first) = train(nat, 9_001, &payload);
+    let (_, last) = train(nat, 14_001, &payload);
+    let plain = ack(SERVER, nat, 0, 13_001, 8);
+    let frames = [
+        (vnet, &first),
+        (vnet, &first),
+        (VirtioNetHdr::default(), &plain),
+        (vnet, &last),
+    ];
+    for (vnet, packet) in frames {
+        let held = Handling::Engine(Handover::Asleep);
+        assert_eq!(rig.kernel.borrow_mut().world_sends(vnet, packet), held);
+        rig.turn();
+    }
+    // What is dropped is counted as its segments.
+    assert_eq!(rig.dropped(1, DropReason::Held), 4);
+    assert_eq!(rig.dropped(1, DropReason::EngineBusy), 4);
+    assert!(rig.at_guest().is_empty());
+    assert!(wake(&mut rig));
+    let got = rig.at_guest();
+    assert_eq!(got.len(), 2, "the train is one frame still");
+    assert_eq!(got[0].1[40..], payload);
+    let sequences = got.iter().map(|(_, l3)| l3[24..28].try_into().unwrap());
+    let sequences: Vec<_> = sequences.map(u32::from_be_bytes).collect();
+    assert_eq!(sequences, [9_001, 13_001]);
+}
+
+/// What comes while the held packets are on their way is behind them.
+#[test]
+fn what_comes_while_the_vm_wakes_is_delivered_behind_what_was_held() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 7);
+    rig.at_guest();
+    sleep(&mut rig);
+    rig.world(&ack(SERVER, nat, 0, 10, 8));
+    let later = ack(SERVER, nat, 0, 20, 8);
+    let kernel = rig.kernel.clone();
+    // The engine has read its port in this turn when it is told to wake the VM.
+    rig.send(move |_| {
+        let way = kernel
+            .borrow_mut()
+            .world_sends(VirtioNetHdr::default(), &later);
+        assert_eq!(way, Handling::Engine(Handover::Asleep));
+    });
+    let latest = ack(SERVER, nat, 0, 30, 8);
+    let kernel = rig.kernel.clone();
+    rig.send(|engine| assert!(engine.wake(ROW)));
+    // And this one comes when it has woken, before the next turn.
+    rig.send(move |_| {
+        let way = kernel
+            .borrow_mut()
+            .world_sends(VirtioNetHdr::default(), &latest);
+        assert_eq!(way, Handling::Fast);
+    });
+    rig.turn();
+    rig.turn();
+    assert_eq!(sequences_at_guest(&mut rig), [10, 20, 30]);
 }

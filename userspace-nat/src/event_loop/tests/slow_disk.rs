@@ -61,6 +61,12 @@ impl Write for Disk {
 /// A rig whose log is written by a thread to a disk that takes nothing yet.
 fn with_slow_disk(setup: Setup) -> (Rig, Disk) {
     let mut rig = Rig::with(setup);
+    let disk = slow_disk_of(&mut rig);
+    (rig, disk)
+}
+
+/// Gives a rig's log such a disk.
+fn slow_disk_of(rig: &mut Rig) -> Disk {
     let disk = Disk {
         does: Arc::new((Mutex::new(Does::Nothing), Condvar::new())),
         log: rig.log.clone(),
@@ -69,7 +75,7 @@ fn with_slow_disk(setup: Setup) -> (Rig, Disk) {
     writer.set_file(Box::new(disk.clone()));
     rig.engine.log = FlowLog::to(Some(writer.into()));
     rig.engine.log.set_instance(rig.kernel.borrow().instance);
-    (rig, disk)
+    disk
 }
 
 /// VM 1 opens so many flows, and all of them end.
@@ -195,4 +201,33 @@ fn lines_that_find_no_room_are_lost_and_counted_and_hold_no_slot() {
     assert_eq!(lines + lost, ended);
     let tallied = rig.kernel.borrow().stats(0).snapshot().0.records_lost;
     assert_eq!((tallied as usize, slots_in_use(&rig)), (lost, 0));
+}
+
+#[test]
+fn records_of_orphans_wait_for_a_slow_disk_and_none_is_lost() {
+    // Their lines are more than what waits for a disk.
+    let setup = || Setup {
+        slots: 32_768,
+        max_flows: 8_192,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with(setup());
+    for number in 0..3_000 {
+        for vm in [1, 2] {
+            rig.guest(vm, &udp((GUEST, 5_000 + number), SERVER, b"x"));
+        }
+    }
+    let flows = rig.flows();
+    let mut rig = rig.restart_in_steps(&setup());
+    // They are in the memory of the process that has died.
+    rig.kernel.borrow_mut().flows.clear();
+    let disk = slow_disk_of(&mut rig);
+    let wakes = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        disk.now(Does::Write);
+    });
+    rig.engine.end_orphans();
+    wakes.join().unwrap();
+    assert_eq!((slots_in_use(&rig), recorded(&rig)), (0, (flows, flows)));
+    assert_eq!(rig.engine.status().records_lost, 0);
 }

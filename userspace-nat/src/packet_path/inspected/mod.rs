@@ -24,8 +24,8 @@ use crate::{
     },
     name_gate::LearntName,
     packet::{Transport, icmp::Unreachable},
-    packet_path::{Disposition, Finish, Job, change::Change},
-    port::{OutboxFull, Side, command, ethertype_of},
+    packet_path::{Disposition, Finish, Job, change::Change, done, job::read},
+    port::{Frame, L3_AT, OutboxFull, Side},
     reply::IcmpError,
     state::{Core, Nat, VmState},
 };
@@ -121,12 +121,48 @@ impl<D: Datapath> Core<D> {
             Fate::PassAs {
                 acknowledgement,
                 window,
-            } => Some(Finish::Command {
-                code: Command::Deliver,
-                change: Change::receiver(&job, acknowledgement, window),
-            }),
+            } => {
+                let change = Change::receiver(&job, acknowledgement, window);
+                Some(match job.fragment_size {
+                    None => Finish::Command {
+                        code: Command::Deliver,
+                        change,
+                    },
+                    Some(_) => self.deliver_in_fragments(vm, job, slot, change),
+                })
+            }
             Fate::Held | Fate::Dropped => Some(Finish::Drop(DropReason::Refused)),
         }
+    }
+
+    /// Delivers a packet of the server's that came in fragments, changed, in such fragments.
+    fn deliver_in_fragments(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        slot: SlotIndex,
+        change: Option<Change>,
+    ) -> Finish {
+        let mut bytes = vec![0; L3_AT];
+        bytes.extend_from_slice(job.frame.l3);
+        if let Some(change) = change {
+            change.apply(&mut bytes);
+        }
+        let frame = Frame {
+            l3: &bytes[L3_AT..],
+            ..job.frame
+        };
+        let Ok(packet) = read(frame) else {
+            return Finish::Drop(DropReason::Malformed);
+        };
+        let job = Job {
+            frame,
+            packet,
+            fragment_size: job.fragment_size,
+            poller: job.poller,
+            now_ns: job.now_ns,
+        };
+        done(self.nat.too_big_from_world(vm, job, slot, &mut self.out))
     }
 
     /// Inspects a guest's UDP frame of a flow that must be QUIC. Returns `None` when it passes.
@@ -147,9 +183,8 @@ impl<D: Datapath> Core<D> {
             return Some(Finish::Drop(DropReason::Refused));
         };
         let queue = &mut self.out.queue;
-        let header = command(Command::Forward, vm.net.row, vm.net.id.get());
         for (vnet, l3) in &outcome.released {
-            if let Err(OutboxFull) = queue.push(header, ethertype_of(l3), *vnet, l3) {
+            if let Err(OutboxFull) = queue.as_guest(&vm.net, *vnet, l3) {
                 let lost = held_segments(*vnet, l3);
                 vm.net.stats.dropped(DropReason::EngineBusy, lost);
             }
@@ -171,7 +206,7 @@ impl<D: Datapath> Core<D> {
             // Behind the held datagrams, which are written at the end of the batch.
             Passage::Goes if !outcome.released.is_empty() => {
                 let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
-                match queue.push(header, ethertype_of(l3), vnet, l3) {
+                match queue.as_guest(&vm.net, vnet, l3) {
                     Ok(()) => Some(Finish::Dispose(Disposition::Consumed)),
                     Err(OutboxFull) => Some(Finish::Drop(DropReason::EngineBusy)),
                 }

@@ -2,13 +2,12 @@
 //! what a guest sends.
 use std::net::IpAddr;
 
-use slipgate_abi::Command;
 use slipgate_model::FlowTuple;
 
 use crate::{
     inspection::tcp::{Segment, Wire, build_header},
     packet::{Packet, Transport, Version, checksum::Sum},
-    port::{ETHERNET_LEN, Outbox, VirtioNetHdr, command, ethertype_of},
+    port::{ETHERNET_LEN, Outbox, VirtioNetHdr, ethertype_of},
     state::Outgoing,
     vm::VmNet,
 };
@@ -36,11 +35,8 @@ impl<'a> Ends<'a> {
     }
 
     fn push_to_server(&mut self) {
-        let header = command(Command::Forward, self.vm.row, self.vm.id.get());
         let vnet = VirtioNetHdr::default();
-        let _ = self
-            .out
-            .push(header, ethertype_of(self.packet), vnet, self.packet);
+        let _ = self.out.as_guest(self.vm, vnet, self.packet);
         self.sent_to_server += 1;
     }
 }

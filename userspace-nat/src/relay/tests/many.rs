@@ -13,26 +13,26 @@ use std::{
 
 use super::{
     super::*,
-    guest::{Close, End},
-    world::{Client, Impairment, VM, World, bytes},
+    guest::{Close, End, Guest},
+    world::{Client, Impairment, MS, VM, World, bytes},
 };
 
 /// Loses, repeats and reorders.
-const BAD: Impairment = Impairment {
+pub(super) const BAD: Impairment = Impairment {
     loss: 3,
     duplicates: 3,
     jitter_ms: 5,
     garbled: 0,
 };
 /// Connections that share a world, and those of them that a limit refuses.
-const AT_ONCE: usize = 40;
+pub(super) const AT_ONCE: usize = 40;
 const TOO_MANY: usize = 4;
 /// Time on the clock within which the connections of a world end, ms.
-const PATIENCE_MS: u64 = 900_000;
+pub(super) const PATIENCE_MS: u64 = 900_000;
 
 /// Course that a connection of the test takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+pub(super) enum Fate {
     /// Both ends send, and the first of them ends its side then.
     Whole,
     /// The guest reads nothing at first: its window closes.
@@ -43,7 +43,7 @@ enum Fate {
     HostResets,
 }
 
-const FATES: [Fate; 8] = [
+pub(super) const FATES: [Fate; 8] = [
     Fate::Whole,
     Fate::SlowGuest,
     Fate::Whole,
@@ -55,20 +55,61 @@ const FATES: [Fate; 8] = [
 ];
 
 /// One connection: the place of its ends, and what they are to see.
-struct Pair {
-    fate: Fate,
-    is_reset: bool,
-    port: u16,
+pub(super) struct Pair {
+    pub(super) fate: Fate,
+    pub(super) is_reset: bool,
+    pub(super) port: u16,
     /// Index of the guest's end.
-    guest: usize,
+    pub(super) guest: usize,
     /// Index of the host's, once there is one.
-    host: Option<usize>,
-    listener: Option<TcpListener>,
-    to_guest: Vec<u8>,
-    to_host: Vec<u8>,
+    pub(super) host: Option<usize>,
+    pub(super) listener: Option<TcpListener>,
+    pub(super) to_guest: Vec<u8>,
+    pub(super) to_host: Vec<u8>,
 }
 
 impl Pair {
+    /// A pair whose bytes depend on `own`.
+    pub(super) fn new(own: u32, fate: Fate, port: u16, guest: usize) -> Self {
+        let size = |salt: u32| (own.wrapping_mul(salt) >> 7) as usize % 40_000;
+        let to_guest = match fate {
+            // More than its buffer takes.
+            Fate::SlowGuest => 70_000,
+            _ => 2_000 + size(2_654_435_761),
+        };
+        Self {
+            fate,
+            is_reset: false,
+            port,
+            guest,
+            host: None,
+            listener: None,
+            to_guest: bytes(to_guest, own),
+            to_host: bytes(2_000 + size(0x85eb_ca6b), own ^ 0xffff),
+        }
+    }
+
+    /// Checks what both ends have. Adds to the counts of whole ones and of those reset.
+    pub(super) fn check(&self, own: u32, guest: &End, host: &End, counts: &mut (usize, usize)) {
+        let is_whole = matches!(self.fate, Fate::Whole | Fate::SlowGuest | Fate::SlowHost);
+        assert!(
+            self.to_guest.starts_with(&guest.received),
+            "{own}: wrong bytes"
+        );
+        assert!(
+            self.to_host.starts_with(&host.received),
+            "{own}: wrong bytes"
+        );
+        if is_whole {
+            let lens = (guest.received.len(), host.received.len());
+            let expected = (self.to_guest.len(), self.to_host.len());
+            assert_eq!(lens, expected, "{own}: {:?}", self.fate);
+            counts.0 += 1;
+        } else {
+            counts.1 += usize::from(guest.reset || host.reset);
+        }
+    }
+
     /// Whether the host's end is the first that ends. Who reads late does not end first.
     fn is_ended_by_host(&self, seed: u32) -> bool {
         match self.fate {
@@ -78,7 +119,7 @@ impl Pair {
         }
     }
 
-    fn host_end(&self, seed: u32) -> End {
+    pub(super) fn host_end(&self, seed: u32) -> End {
         let close = match self.is_ended_by_host(seed) {
             true => Close::WhenSent,
             false => Close::AfterPeer,
@@ -88,7 +129,7 @@ impl Pair {
         end
     }
 
-    fn guest_end(&self, seed: u32) -> End {
+    pub(super) fn guest_end(&self, seed: u32) -> End {
         let close = match self.is_ended_by_host(seed) {
             true => Close::AfterPeer,
             false => Close::WhenSent,
@@ -105,32 +146,19 @@ fn run(seed: u32) -> (usize, usize) {
         streams_per_vm: (AT_ONCE / 2) as u32,
         // smoltcp answers no SYN that comes again: when its SYN-ACK is lost a few times, the handshake
         // takes longer than most clients wait.
-        connect_ns: 60_000 * super::world::MS,
+        connect_ns: 60_000 * MS,
         ..Limits::default()
     };
     let mut world = World::new(limits, BAD);
     world.reseed(u64::from(seed));
-    world.most_jump_ns = 20 * super::world::MS;
+    world.most_jump_ns = 20 * MS;
     let (mut clients, mut pairs) = (Vec::new(), Vec::new());
     for nth in 0..AT_ONCE {
         let own = seed.wrapping_mul(AT_ONCE as u32).wrapping_add(nth as u32);
-        let size = |salt: u32| (own.wrapping_mul(salt) >> 7) as usize % 40_000;
         let port = 1_000 + nth as u16;
-        let mut pair = Pair {
-            // Of each two, one is opened by each side.
-            fate: FATES[(own as usize / 2) % FATES.len()],
-            is_reset: false,
-            port,
-            guest: world.guest.ends.len(),
-            host: None,
-            listener: None,
-            to_guest: bytes(2_000 + size(2_654_435_761), own),
-            to_host: bytes(2_000 + size(0x85eb_ca6b), own ^ 0xffff),
-        };
-        if pair.fate == Fate::SlowGuest {
-            // More than its buffer takes.
-            pair.to_guest = bytes(70_000, own);
-        }
+        // Of each two, one is opened by each side.
+        let fate = FATES[(own as usize / 2) % FATES.len()];
+        let mut pair = Pair::new(own, fate, port, world.guest.ends.len());
         let guest_end = pair.guest_end(own);
         if nth % 2 == 0 {
             world.guest.listen(port, guest_end);
@@ -152,7 +180,7 @@ fn run(seed: u32) -> (usize, usize) {
     clients.extend(
         (0..TOO_MANY).map(|_| Client::connect(refused, End::new(Vec::new(), Close::Never))),
     );
-    let end_ns = world.now_ns + PATIENCE_MS * super::world::MS;
+    let end_ns = world.now_ns + PATIENCE_MS * MS;
     let begun_ns = world.now_ns;
     while !is_over(&mut world, &mut clients, &mut pairs, begun_ns) {
         assert!(
@@ -172,23 +200,7 @@ fn run(seed: u32) -> (usize, usize) {
     for (own, pair) in &pairs {
         let guest = &world.guest.ends[pair.guest].1;
         let host = &clients[pair.host.unwrap()].end;
-        let is_whole = matches!(pair.fate, Fate::Whole | Fate::SlowGuest | Fate::SlowHost);
-        assert!(
-            pair.to_guest.starts_with(&guest.received),
-            "{own}: wrong bytes"
-        );
-        assert!(
-            pair.to_host.starts_with(&host.received),
-            "{own}: wrong bytes"
-        );
-        if is_whole {
-            let lens = (guest.received.len(), host.received.len());
-            let expected = (pair.to_guest.len(), pair.to_host.len());
-            assert_eq!(lens, expected, "{own}: {:?}", pair.fate);
-            counts.0 += 1;
-        } else {
-            counts.1 += usize::from(guest.reset || host.reset);
-        }
+        pair.check(*own, guest, host, &mut counts);
     }
     let is_left = |world: &mut World, _: &[Client]| {
         let counts = world.relay.counts(VM);
@@ -199,15 +211,39 @@ fn run(seed: u32) -> (usize, usize) {
     counts
 }
 
+/// What carries connections between a guest and the host's sockets.
+pub(super) trait Carrier {
+    fn guest(&mut self) -> &mut Guest;
+    fn now_ns(&self) -> u64;
+    /// Whether it has a connection of the pair.
+    fn has_connection(&self, pair: &Pair) -> bool;
+}
+
+impl Carrier for World {
+    fn guest(&mut self) -> &mut Guest {
+        &mut self.guest
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    fn has_connection(&self, pair: &Pair) -> bool {
+        let own = |name: &Name| [name.guest.port(), name.ours.port()].contains(&pair.port);
+        self.relay.connections.keys().any(own)
+    }
+}
+
 /// Lets things happen, and says whether every connection has come to its end.
-fn is_over(
-    world: &mut World,
+pub(super) fn is_over(
+    carrier: &mut impl Carrier,
     clients: &mut Vec<Client>,
     pairs: &mut [(u32, Pair)],
     begun_ns: u64,
 ) -> bool {
     const SLOW_MS: u64 = 3_000;
-    let is_late = world.now_ns > begun_ns + SLOW_MS * super::world::MS;
+    let at_ms = (carrier.now_ns() - begun_ns) / MS;
+    let is_late = carrier.now_ns() > begun_ns + SLOW_MS * MS;
     let mut all = true;
     for (own, pair) in pairs {
         if let Some(listener) = &pair.listener
@@ -222,14 +258,14 @@ fn is_over(
             continue;
         };
         let host = &mut clients[at];
-        let guest = &mut world.guest.ends[pair.guest].1;
+        let guest = &mut carrier.guest().ends[pair.guest].1;
         host.end.reads |= is_late;
         guest.reads |= is_late;
         let has_some = guest.received.len() > 500 && host.end.received.len() > 500;
         all &= match pair.fate {
             Fate::GuestResets if has_some && !pair.is_reset => {
                 pair.is_reset = true;
-                world.guest.abort(pair.guest);
+                carrier.guest().abort(pair.guest);
                 false
             }
             Fate::HostResets if has_some && !pair.is_reset => {
@@ -248,14 +284,10 @@ fn is_over(
                 }
                 host.end.reset || guest.eof && host.end.eof
             }
-            // The relay's may be lost too: it has no connection then, which a guest that says
-            // something is told.
-            Fate::HostResets => {
-                let own = |name: &Name| [name.guest.port(), name.ours.port()].contains(&pair.port);
-                pair.is_reset && !world.relay.connections.keys().any(own)
-            }
-            _ => {
-                let at_ms = (world.now_ns - begun_ns) / super::world::MS;
+            // The one to the guest may be lost too: there is no connection then, which a guest that
+            // says something is told.
+            Fate::HostResets => pair.is_reset && !carrier.has_connection(pair),
+            Fate::Whole | Fate::SlowGuest | Fate::SlowHost => {
                 let is_reset = (guest.reset, host.end.reset);
                 let got = (guest.received.len(), host.end.received.len());
                 let fate = pair.fate;
@@ -273,6 +305,12 @@ fn is_over(
 
 #[test]
 fn each_of_many_connections_over_a_bad_link_has_its_own_bytes() {
+    run_worlds(run);
+}
+
+/// Runs as many worlds as the variables ask for, on all CPUs. `run` returns how many connections of a seed's
+/// world were whole, and how many were reset.
+pub(super) fn run_worlds(run: impl Fn(u32) -> (usize, usize) + Sync) {
     let wanted = std::env::var("SLIPGATE_STRESS_CONNECTIONS");
     let wanted: usize = wanted.map_or(1_000, |text| text.parse().expect("a number"));
     let first = std::env::var("SLIPGATE_STRESS_SEED");

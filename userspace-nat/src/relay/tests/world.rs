@@ -26,7 +26,7 @@ pub(super) const VM: VmId = VmId::new(7);
 pub(super) const MS: u64 = 1_000_000;
 /// Real time after which what is under way between the host's sockets is stuck: the kernel sends again
 /// after 200 ms, and the machine may be busy.
-const STUCK: Duration = Duration::from_secs(30);
+pub(super) const STUCK: Duration = Duration::from_secs(30);
 /// Real time between two looks at it, ns.
 const LOOK_NS: u64 = 50_000;
 
@@ -42,14 +42,14 @@ pub(super) struct Impairment {
 }
 
 /// One direction of the link.
-struct Cable {
+pub(super) struct Cable {
     impairment: Impairment,
     random: u64,
     on_the_way: Vec<(u64, Vec<u8>)>,
 }
 
 impl Cable {
-    fn new(impairment: Impairment, seed: u64) -> Self {
+    pub(super) fn new(impairment: Impairment, seed: u64) -> Self {
         Self {
             impairment,
             random: seed | 1,
@@ -64,7 +64,7 @@ impl Cable {
         self.random % bound
     }
 
-    fn put(&mut self, packet: &[u8], now_ns: u64) {
+    pub(super) fn put(&mut self, packet: &[u8], now_ns: u64) {
         let copies = 1 + u64::from(self.below(100) < self.impairment.duplicates);
         for _ in 0..copies {
             if self.below(100) >= self.impairment.loss {
@@ -80,11 +80,11 @@ impl Cable {
     }
 
     /// Time at which the next packet arrives, ns.
-    fn due_ns(&self) -> Option<u64> {
+    pub(super) fn due_ns(&self) -> Option<u64> {
         self.on_the_way.iter().map(|(at_ns, _)| *at_ns).min()
     }
 
-    fn take(&mut self, now_ns: u64) -> Vec<Vec<u8>> {
+    pub(super) fn take(&mut self, now_ns: u64) -> Vec<Vec<u8>> {
         let (here, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.on_the_way)
             .into_iter()
             .partition(|(at, _)| *at <= now_ns);
@@ -123,7 +123,7 @@ impl Client {
         self.end.sent = self.end.send.len();
     }
 
-    fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         let end = &mut self.end;
         let mut buffer = [0; 16_384];
         while end.sent < end.send.len() && !end.reset {

@@ -93,6 +93,8 @@ pub struct Received {
     pub acknowledged: u32,
     /// Whether the guest has lost something: what is sendable is to be sent, again.
     pub resend: bool,
+    /// The guest asks whether the connection lives (RFC 9293 section 3.8.4), after so long a silence, ns.
+    pub keepalive_ns: Option<u64>,
     /// Consequence for the socket.
     pub host: Host,
     /// Segment to send at once, whose acknowledgement is no ordinary one.

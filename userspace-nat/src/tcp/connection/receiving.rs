@@ -2,13 +2,16 @@
 use slipgate_abi::tcp::Flags;
 
 use super::{Connection, DUPLICATES, Host, Received, State, TIME_WAIT_NS};
-use crate::tcp::{before, later, reset_for, wire::Segment};
+use crate::{
+    clock::SECOND_NS,
+    tcp::{before, later, reset_for, wire::Segment},
+};
 
 impl Connection {
     /// Takes a segment of the guest.
     pub fn receive(&mut self, segment: &Segment, now_ns: u64) -> Received {
         let mut received = Received::default();
-        self.now_ns = now_ns;
+        let silent_ns = now_ns.saturating_sub(std::mem::replace(&mut self.now_ns, now_ns));
         if self.state == State::Closed {
             received.reply = reset_for(segment);
             return received;
@@ -55,8 +58,28 @@ impl Connection {
         }
         self.note_times(segment);
         self.receive_acknowledgement(segment, &mut received, now_ns);
+        received.keepalive_ns = self.is_keepalive(segment, silent_ns).then_some(silent_ns);
         self.receive_payload(segment, &mut received);
         received
+    }
+
+    /// Whether a segment is a keep-alive: of one byte at most, right before what is next, after a silence
+    /// of `silent_ns`. A probe of our window is of the same form, but the window is closed then; so are an
+    /// acknowledgement that another segment overtook, which comes at once, and the last byte that is sent
+    /// again, for as long as a retransmission timer may have grown.
+    fn is_keepalive(&self, segment: &Segment, silent_ns: u64) -> bool {
+        const LEAST_SILENCE_NS: u64 = SECOND_NS / 2;
+        const LONGEST_RETRANSMISSION_NS: u64 = 10 * SECOND_NS;
+        let least_ns = match segment.payload_len {
+            0 => LEAST_SILENCE_NS,
+            _ => LONGEST_RETRANSMISSION_NS,
+        };
+        silent_ns >= least_ns
+            && segment.sequence.wrapping_add(1) == self.next_from_guest
+            && segment.payload_len <= 1
+            && !segment.has(Flags::FIN)
+            && self.window_left() > 0
+            && matches!(self.state, State::Established | State::FinWait2)
     }
 
     fn receive_reset(&mut self, segment: &Segment) -> Received {
@@ -64,10 +87,14 @@ impl Connection {
         let behind = segment.sequence.wrapping_sub(self.next_from_guest);
         let window = self.edge.wrapping_sub(self.next_from_guest);
         if behind == 0 {
-            received.host = match self.state {
-                State::TimeWait => Host::Closes,
-                _ => Host::Reset,
+            // A guest that forgot the connection before its last acknowledgement arrived has had all of
+            // it (RFC 9293 section 3.10.7.4); what it sent is still on its way from the host's socket.
+            let is_over = match self.state {
+                State::TimeWait => true,
+                State::LastAck | State::Closing => self.fin == Some(self.unacknowledged),
+                _ => false,
             };
+            received.host = if is_over { Host::Closes } else { Host::Reset };
             self.close();
         } else if behind < window {
             // RFC 5961 section 3: one that was guessed, or the guest sends the right one now.

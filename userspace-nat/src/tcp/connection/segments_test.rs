@@ -285,6 +285,31 @@ fn waits_for_the_handshake_are_none_of_the_streams() {
 }
 
 #[test]
+fn a_last_acknowledgement_that_never_comes_is_given_up() {
+    let mut connection = established();
+    let received = connection.receive(&with(Flags::FIN, data(0, 0, 0)), 0);
+    connection.taken(&received, 0, 0);
+    let fin = connection.send_fin(0).expect("a FIN");
+    assert_eq!(connection.state(), State::LastAck);
+    let mut times = 0;
+    let given_up = loop {
+        let now_ns = connection.due_ns().expect("it waits");
+        match connection.on_time(now_ns) {
+            Due::Resend => {
+                let again = connection.send_fin(now_ns).expect("the FIN again");
+                assert_eq!((again.sequence, again.flags), (fin.sequence, fin.flags));
+                times += 1;
+            }
+            Due::GiveUp(header) => break header,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(times, GIVE_UP_AFTER);
+    assert_eq!(given_up.flags, Flags::RST | Flags::ACK);
+    assert_eq!(connection.state(), State::Closed);
+}
+
+#[test]
 fn the_guest_ends_first() {
     let mut connection = established();
     let segment = with(Flags::FIN, data(0, 10, 0));
@@ -345,6 +370,35 @@ fn both_end_at_once() {
         (connection.state(), received.host),
         (State::TimeWait, Host::Closes)
     );
+}
+
+#[test]
+fn a_guest_that_forgot_all_but_our_fin_ends_without_a_reset() {
+    let reset = Segment {
+        flags: Flags::RST,
+        ..data(11, 0, 0)
+    };
+    for (acknowledged, host) in [(20, Host::Closes), (19, Host::Reset)] {
+        // The guest ends first: LAST-ACK.
+        let mut connection = established();
+        take_all(&mut connection, &with(Flags::FIN, data(0, 10, 0)));
+        connection.send(20, None, 0);
+        connection.send_fin(0);
+        connection.receive(&data(11, 0, acknowledged), 0);
+        assert_eq!(connection.state(), State::LastAck);
+        assert_eq!(connection.receive(&reset, 0).host, host);
+        // Both at once: CLOSING.
+        let mut connection = established();
+        connection.send(20, None, 0);
+        connection.send_fin(0);
+        take_all(
+            &mut connection,
+            &with(Flags::FIN, data(0, 10, acknowledged)),
+        );
+        assert_eq!(connection.state(), State::Closing);
+        assert_eq!(connection.receive(&reset, 0).host, host);
+        assert_eq!(connection.state(), State::Closed);
+    }
 }
 
 #[test]
@@ -632,4 +686,32 @@ fn a_scaled_window_is_filled_beyond_64_kib() {
         connection.send(place.most, None, 0);
     }
     assert_eq!(connection.under_way(), 200_000);
+}
+
+#[test]
+fn a_keepalive_is_answered_and_told_with_the_silence_before_it_and_a_window_probe_is_none() {
+    let mut connection = established();
+    const BEFORE: u32 = u32::MAX;
+    let minute_ns = 60 * SECOND_NS;
+    for (nth, len) in [(1, 0), (2, 1), (3, 0)] {
+        let now_ns = nth * minute_ns;
+        let received = connection.receive(&data(BEFORE, len, 0), now_ns);
+        assert_eq!(received.keepalive_ns, Some(minute_ns), "{nth}");
+        assert!(received.deliver.is_empty() && !received.fin);
+        assert!(connection.owes_acknowledgement());
+        let answer = connection.acknowledge(ROOM);
+        assert_eq!(answer.acknowledgement, ISN.wrapping_add(1));
+        assert!(!connection.owes_acknowledgement());
+    }
+    // What is older, newer or longer is none.
+    for (at, len) in [(BEFORE.wrapping_sub(1), 0), (0, 0), (BEFORE, 2)] {
+        let received = connection.receive(&data(at, len, 0), 4 * minute_ns);
+        assert_eq!(received.keepalive_ns, None, "{at} {len}");
+    }
+    // A guest whose window is closed probes it by the same segment.
+    let room = connection.window_left();
+    take_all(&mut connection, &data(0, room, 0));
+    assert_eq!(connection.window_left(), 0);
+    let probe = data(room.wrapping_sub(1), 0, 0);
+    assert_eq!(connection.receive(&probe, 5 * minute_ns).keepalive_ns, None);
 }

@@ -143,6 +143,20 @@ impl Connection {
         }
     }
 
+    /// Where what is to be sent again was not sent yet since the timer said so: has the timer begin anew,
+    /// and counts nothing, for the guest has nothing to answer. Returns whether that is so.
+    pub(crate) fn waits_to_resend(&mut self, now_ns: u64) -> bool {
+        let is_to_resend = self.due_ns.is_some_and(|due_ns| due_ns <= now_ns)
+            && self.is_sending()
+            && self.window > 0
+            && self.unacknowledged != self.sent
+            && self.next == self.unacknowledged;
+        if is_to_resend {
+            self.wait_again(now_ns);
+        }
+        is_to_resend
+    }
+
     /// Does what is due.
     pub fn on_time(&mut self, now_ns: u64) -> Due {
         if self.due_ns.is_none_or(|due_ns| due_ns > now_ns) {

@@ -93,6 +93,13 @@ impl Connection {
         }
     }
 
+    /// Bytes that the guest was allowed to send and has not sent, if its window is held.
+    pub(crate) fn allowed_left(&self) -> u32 {
+        let next = self.next_from_guest;
+        self.allowed
+            .map_or(0, |allowed| later(allowed, next).wrapping_sub(next))
+    }
+
     /// Lets the guest send so many bytes more, if its window is held.
     pub(crate) fn allow(&mut self, bytes: u32) {
         let next = self.next_from_guest;

@@ -45,6 +45,8 @@ counters! {
     zeroed_bytes,
     /// Times that requests were left in the ring because the disk's limit was reached.
     throttled,
+    /// Requests whose memory was not aligned for transfers past the page cache. They were copied.
+    unaligned,
     /// Requests of a type that the disk does not know.
     unsupported,
     /// Requests that were refused: outside the disk, of an impossible length, or a write of a
@@ -54,6 +56,9 @@ counters! {
     failed,
     /// Times that the queue was given up, until a reset: the driver's rings were invalid.
     broken_rings,
+    /// Queues of the disk whose operations go by io_uring. The host refused it to the others, which
+    /// carry out one operation after the other.
+    uring_queues,
 }
 
 /// Adds to a counter.

@@ -32,7 +32,7 @@ use crate::{
         look::Patience,
         mailbox::{Mailbox, mailbox},
         pieces::Translation,
-        rate::Limiter,
+        rate::{Limiter, RateConfig},
         ring::Ring,
     },
 };
@@ -70,36 +70,40 @@ impl Disk {
         threads: &ThreadSetup,
         counters: Arc<DiskCounters>,
     ) -> Result<Disk, DiskError> {
+        let (queues, rate) = (config.queues, config.rate);
+        let image = Image::new(config)?;
         let patience = || Patience::new(LONGEST_LOOK);
-        Disk::with(number, config, threads, counters, (Method::Auto, &patience))
+        let how = (Method::Auto, &patience as _);
+        Disk::with(number, image, (queues, rate), threads, counters, how)
     }
 
     fn with(
         number: usize,
-        config: DiskConfig,
+        image: Image,
+        (queues, rate): (u16, RateConfig),
         threads: &ThreadSetup,
         counters: Arc<DiskCounters>,
         (method, patience): (Method, &dyn Fn() -> Patience),
     ) -> Result<Disk, DiskError> {
-        let (rate, queues) = (config.rate, config.queues);
         if !(1..=MAX_QUEUES).contains(&queues) {
             return Err(DiskError::Queues(queues));
         }
-        let image = Arc::new(Image::new(config)?);
+        let image = Arc::new(image);
         let limiter =
             Limiter::new(rate, Instant::now()).map(|limiter| Arc::new(Mutex::new(limiter)));
         let mut workers = Vec::new();
         for queue in 0..queues {
             let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
+            let io = file_io::new(method, &image).map_err(tried("make an io_uring"))?;
             let worker = Worker {
                 inbox,
                 image: image.clone(),
-                io: file_io::new(method, &image).map_err(tried("make an io_uring"))?,
+                io,
                 id: id(number),
                 counters: counters.clone(),
                 limiter: limiter.clone(),
                 patience: patience(),
-                requests: Requests::default(),
+                requests: Requests::of(&image).map_err(tried("make buffers"))?,
             };
             let name = format!("disk{number}-{queue}");
             let thread = thread::spawn(&name, ThreadKind::Disk, threads, || worker.run());
@@ -188,12 +192,13 @@ impl VirtioDevice for Disk {
         put(0, &self.image.sectors().to_le_bytes());
         put(8, &MAX_SEGMENT_BYTES.to_le_bytes());
         put(12, &MAX_SEGMENTS.to_le_bytes());
-        put(20, &(SECTOR_BYTES as u32).to_le_bytes());
+        put(20, &(self.image.block() as u32).to_le_bytes());
         put(34, &(self.workers.len() as u16).to_le_bytes());
         // Most sectors and ranges of a discard, its alignment, those of zeroes, and that zeroes may
         // give their place back.
         let sectors = (MAX_RANGE_BYTES / SECTOR_BYTES) as u32;
-        for (at, number) in [(36, sectors), (40, 1), (44, 1), (48, sectors), (52, 1)] {
+        let block = (self.image.block() / SECTOR_BYTES) as u32;
+        for (at, number) in [(36, sectors), (40, 1), (44, block), (48, sectors), (52, 1)] {
             put(at, &number.to_le_bytes());
         }
         put(56, &[1]);
@@ -256,10 +261,28 @@ impl VirtioDevice for Disk {
     fn suspend(&mut self) -> DeviceState {
         let (to, progress) = mpsc::channel();
         self.tell(|| Command::Suspend(to.clone()));
+        let block_bytes = self.image.block() as u32;
         DeviceState {
             queues: progress.try_iter().collect(),
-            model: Model::Plain,
+            model: match block_bytes > SECTOR_BYTES as u32 {
+                true => Model::Disk { block_bytes },
+                false => Model::Plain,
+            },
         }
+    }
+
+    fn mismatch(&self, state: &DeviceState) -> Option<String> {
+        let known = match state.model {
+            Model::Disk { block_bytes } => block_bytes.into(),
+            _ => SECTOR_BYTES,
+        };
+        let block = self.image.block();
+        (block > known).then(|| {
+            format!(
+                "its driver knows a disk with blocks of {known} bytes, and direct transfers of this \
+                 file take {block}: give one with such blocks, or another cache mode"
+            )
+        })
     }
 
     fn resume(&mut self) {

@@ -1,3 +1,8 @@
+#[path = "gated_file_test.rs"]
+mod gated;
+#[path = "stable_test.rs"]
+mod stable;
+
 use std::{
     fs::File,
     os::unix::fs::FileExt,
@@ -18,7 +23,7 @@ use crate::{
     virtio::{
         EnabledQueue, Signals,
         block::{Cache, file_io::held::Gate},
-        rate::{BucketConfig, RateConfig},
+        rate::BucketConfig,
     },
 };
 
@@ -116,8 +121,20 @@ impl Rig {
         }
         let mut config = DiskConfig::plain(file.try_clone().unwrap());
         change(&mut config);
+        let (queues, rate) = (config.queues, config.rate);
+        let image = Image::new(config).unwrap();
+        Rig::of(image, file, (queues, rate), (method, patience))
+    }
+
+    /// A disk of this image, whose file is given again.
+    fn of(
+        image: Image,
+        file: File,
+        queues: (u16, RateConfig),
+        how: (Method, &dyn Fn() -> Patience),
+    ) -> Rig {
         let counters: Arc<DiskCounters> = Arc::default();
-        let disk = Disk::with(3, config, &setup(), counters.clone(), (method, patience)).unwrap();
+        let disk = Disk::with(3, image, queues, &setup(), counters.clone(), how).unwrap();
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
         Rig {
             disk,
@@ -624,10 +641,20 @@ fn the_cache_mode_says_when_writes_are_stable() {
         (Cache::WriteBack, FLUSH, 1),
         (Cache::WriteBack, 0, 2),
         (Cache::WriteThrough, 0, 2),
+        (Cache::None, FLUSH, 1),
+        (Cache::None, 0, 2),
         (Cache::Unsafe, FLUSH, 0),
         (Cache::Unsafe, 0, 0),
     ] {
-        let mut rig = Rig::by(Method::Auto, |config| config.cache = cache);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(SECTORS * SECTOR_BYTES).unwrap();
+        let mut config = DiskConfig::plain(file.try_clone().unwrap());
+        config.cache = cache;
+        // Direct transfers or not, the mode says it.
+        let image = Image::aligned(config, None).unwrap();
+        let patience = || Patience::new(LONGEST_LOOK);
+        let how = (Method::Auto, &patience as _);
+        let mut rig = Rig::of(image, file, (1, RateConfig::default()), how);
         let offered = rig.disk.features() & FLUSH != 0;
         assert_eq!(offered, cache != Cache::WriteThrough);
         rig.activate(features);
@@ -975,3 +1002,6 @@ proptest! {
         prop_assert_eq!(rig.on_disk(7, 512), pattern(3, 512));
     }
 }
+
+#[path = "unaligned_test.rs"]
+mod unaligned;

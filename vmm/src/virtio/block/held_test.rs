@@ -43,6 +43,11 @@ impl Gate {
         self.event.write(1).unwrap();
     }
 
+    pub(in super::super) fn shut_again(&self) {
+        self.open.store(false, SeqCst);
+        let _ = self.event.read();
+    }
+
     /// Number of operations that wait.
     pub(in super::super) fn held(&self) -> usize {
         self.held.load(SeqCst)

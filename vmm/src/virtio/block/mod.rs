@@ -21,6 +21,11 @@
 //! can't ask for that, so each of its writes is stable before it is answered. [`Cache`] is the
 //! operator's choice.
 //!
+//! With [`Cache::None`] the operations pass the host's page cache by ([`direct`]). The disk is announced
+//! with the blocks that the kernel takes then, and a request that is not of whole ones is refused.
+//! Buffers of the guest that are not aligned are copied, a part at a time, by way of aligned ones, of
+//! which a queue has a few. While all of these are used no request is taken.
+//!
 //! A discarded range gives its place back (FALLOC_FL_PUNCH_HOLE), and reads as zeroes afterwards where
 //! the file supports that. Zeroes are made by FALLOC_FL_ZERO_RANGE, or by punching where the driver
 //! lets the place be given back, or by writing them where the file system knows neither.
@@ -35,6 +40,7 @@
 //! carried out are begun anew.
 mod counters;
 mod device;
+mod direct;
 mod file;
 mod file_io;
 mod request;
@@ -77,12 +83,16 @@ pub enum Cache {
     /// When the host likes: flushes are answered at once. A crash of the host loses what it has not
     /// written.
     Unsafe,
+    /// As [`Cache::WriteBack`], but reads and writes pass the host's page cache by (O_DIRECT): the
+    /// medium's own cache has writes until the flush. The disk may have longer blocks then.
+    None,
 }
 
 /// Configuration of a disk.
 #[derive(Debug)]
 pub struct DiskConfig {
-    /// Raw image or block device, opened for reading, and for writing unless `read_only`.
+    /// Raw image or block device, opened for reading, and for writing unless `read_only`; with
+    /// [`Cache::None`] by O_DIRECT.
     pub file: File,
     /// Whether the guest's writes are refused.
     pub read_only: bool,
@@ -117,6 +127,37 @@ pub enum DiskError {
     /// The file has no sector, or a part of one at its end.
     #[error("its size is {0} bytes: a disk has a multiple of {SECTOR_BYTES}, and at least one")]
     Size(u64),
+    /// It is to be used past the page cache, and was not opened so.
+    #[error("it is to be used past the host's page cache, and was opened without O_DIRECT")]
+    Cached,
+    /// The kernel transfers nothing of it past the page cache.
+    #[error(
+        "its file system has no direct transfers, past the host's page cache: give one on another, \
+         or another cache mode"
+    )]
+    NoDirect,
+    /// The kernel transfers it past the page cache only in an alignment that guests don't know.
+    #[error(
+        "direct transfers, past the host's page cache, take blocks of {block} bytes and memory \
+         aligned to {memory}, and 4096 is the most that is supported: give another cache mode"
+    )]
+    Alignment {
+        /// Alignment of memory, bytes.
+        memory: u32,
+        /// Length of a block, bytes.
+        block: u32,
+    },
+    /// The file has a part of a block at its end.
+    #[error(
+        "its size is {bytes} bytes, and direct transfers, past the host's page cache, take blocks of \
+         {block}: make it a multiple of that, or give another cache mode"
+    )]
+    Blocks {
+        /// Size of the file.
+        bytes: u64,
+        /// Length of a block.
+        block: u64,
+    },
     /// The number of queues.
     #[error("it is to have {0} queues: a disk has 1 to {MAX_QUEUES}")]
     Queues(u16),

@@ -10,6 +10,7 @@ use virtio_bindings::virtio_blk::{
 use super::{
     DiskCounters, MAX_RANGE_BYTES, MAX_REQUEST_BYTES, SECTOR_BYTES,
     counters::count,
+    direct::{Buffer, Buffers},
     file::Image,
     file_io::{Action, MAX_PIECES, Operation},
 };
@@ -24,8 +25,11 @@ const RANGE_BYTES: usize = 16;
 /// Length of a disk's name, as GET_ID gives it.
 pub(super) const ID_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
 
-/// What is written where the file can't make zeroes itself.
-static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
+/// What is written where the file can't make zeroes itself, aligned for direct transfers.
+#[repr(align(4096))]
+struct Zeroes([u8; 1 << 16]);
+
+static ZEROES: Zeroes = Zeroes([0; 1 << 16]);
 /// Most pieces of zeroes that one operation writes: 1 MiB, so that a pause does not wait for all.
 const ZERO_PIECES: usize = 16;
 
@@ -89,6 +93,10 @@ pub(super) struct Request {
     write: Vec<iovec>,
     /// Buffers of the operation that are not transferred yet.
     pieces: Vec<iovec>,
+    /// Where the operation's bytes pass through, if the buffers are not aligned as the file asks for,
+    /// and the part of it that the operation uses.
+    buffer: Option<Buffer>,
+    part: Vec<iovec>,
     status: Option<iovec>,
     /// Length of the buffers for the answer, without the status.
     room: u64,
@@ -101,7 +109,8 @@ pub(super) struct Request {
     bytes: u64,
 }
 
-// SAFETY: the pieces are addresses of the guest's memory, which every thread may use alike.
+// SAFETY: the pieces are addresses of the guest's memory and of the queue's buffers, which every thread
+// may use alike.
 unsafe impl Send for Request {}
 
 impl Request {
@@ -115,16 +124,21 @@ impl Request {
         self.data_bytes
     }
 
-    /// Takes the request of a chain apart. Returns what to do first.
+    /// Returns the buffer that it has taken, once no operation uses it.
+    pub(super) fn take_buffer(&mut self) -> Option<Buffer> {
+        self.buffer.take()
+    }
+
+    /// Takes the request of a chain apart. Returns what to do first. `buffers`: one of which it takes
+    /// if it needs one, and then there is one; `None`: the file takes any memory.
     ///
     /// # Errors
     /// The chain is invalid, or has no room for the status.
     pub(super) fn take(
         &mut self,
-        ring: &Ring,
-        head: u16,
-        memory: &Translation,
+        (ring, head, memory): (&Ring, u16, &Translation),
         target: &Target,
+        buffers: Option<&mut Buffers>,
     ) -> Result<Next, Broken> {
         let Request { read, write, .. } = self;
         read.clear();
@@ -145,14 +159,14 @@ impl Request {
         self.room = total(&self.write) as u64;
         let sent = (total(&self.read) as u64).saturating_sub(HEADER_BYTES as u64);
         self.data_bytes = (sent + self.room).min(MAX_REQUEST_BYTES);
-        Ok(match self.begin(target) {
+        Ok(match self.begin(target, buffers) {
             Ok(next) => next,
             Err(answer) => Next::Answer(answer),
         })
     }
 
     /// Reads and checks the header. `Err`: the answer, if there is an error in the request.
-    fn begin(&mut self, target: &Target) -> Result<Next, Answer> {
+    fn begin(&mut self, target: &Target, buffers: Option<&mut Buffers>) -> Result<Next, Answer> {
         let mut header = [0; HEADER_BYTES];
         // SAFETY: the pieces are mapped memory of the guest.
         if unsafe { pieces::read(&self.read, 0, &mut header) } < HEADER_BYTES {
@@ -173,12 +187,12 @@ impl Request {
         match kind {
             VIRTIO_BLK_T_IN => {
                 self.pieces.extend_from_slice(&self.write);
-                self.transfer(Work::Read, sector, target)
+                self.transfer(Work::Read, sector, target, buffers)
             }
             VIRTIO_BLK_T_OUT => {
                 let all = usize::MAX;
                 pieces::append_part(&self.read, HEADER_BYTES, all, &mut self.pieces);
-                self.transfer(Work::Write, sector, target)
+                self.transfer(Work::Write, sector, target, buffers)
             }
             VIRTIO_BLK_T_FLUSH if target.image.flushes() => Ok(self.operation(Work::Flush, target)),
             VIRTIO_BLK_T_FLUSH => Ok(Next::Answer(Answer::Done(0))),
@@ -193,7 +207,13 @@ impl Request {
     }
 
     /// Begins to transfer `pieces`.
-    fn transfer(&mut self, work: Work, sector: u64, target: &Target) -> Result<Next, Answer> {
+    fn transfer(
+        &mut self,
+        work: Work,
+        sector: u64,
+        target: &Target,
+        buffers: Option<&mut Buffers>,
+    ) -> Result<Next, Answer> {
         self.bytes = total(&self.pieces) as u64;
         if self.bytes > MAX_REQUEST_BYTES {
             return Err(Answer::Invalid);
@@ -203,6 +223,12 @@ impl Request {
         if self.bytes == 0 {
             self.work = work;
             return Ok(Next::Answer(self.done(target)));
+        }
+        if let (Some(alignment), Some(buffers)) = (target.image.alignment(), buffers)
+            && !alignment.holds(&self.pieces)
+        {
+            self.buffer = Some(buffers.take().ok_or(Answer::Failed)?);
+            count(&target.counters.unaligned, 1);
         }
         Ok(self.operation(work, target))
     }
@@ -245,7 +271,12 @@ impl Request {
             Work::WriteZeroes => ZERO_PIECES,
             _ => MAX_PIECES,
         };
-        let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len().min(most));
+        self.fill_buffer(work);
+        let pieces = match self.buffer {
+            Some(_) => &self.part,
+            None => &self.pieces,
+        };
+        let (pieces, count) = (pieces.as_ptr(), pieces.len().min(most));
         let action = match work {
             Work::Read => Action::Read {
                 pieces,
@@ -272,6 +303,49 @@ impl Request {
         })
     }
 
+    /// Prepares the buffer, if there is one, for an operation.
+    fn fill_buffer(&mut self, work: Work) {
+        let left = total(&self.pieces);
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        self.part.clear();
+        self.part.push(buffer.piece(left));
+        if work == Work::Write {
+            // SAFETY: the queue's buffers live as long as its requests, and no operation of this one
+            // is under way.
+            let bytes = unsafe { buffer.bytes(left) };
+            // SAFETY: the pieces are mapped memory of the guest.
+            unsafe { pieces::read(&self.pieces, 0, bytes) };
+        }
+    }
+
+    /// Takes the bytes of a read from the buffer, if there is one. Returns how many of those that an
+    /// operation has transferred are behind the request: so many that the rest is aligned.
+    fn empty_buffer(&mut self, work: Work, transferred: usize, target: &Target) -> usize {
+        let Some(alignment) = target.image.alignment() else {
+            return transferred;
+        };
+        let unit = match self.buffer {
+            Some(_) => alignment.block() as usize,
+            None => alignment.unit(),
+        };
+        let is_all = transferred >= total(&self.pieces);
+        let done = if is_all {
+            transferred
+        } else {
+            transferred / unit * unit
+        };
+        if let (Some(buffer), Work::Read) = (&mut self.buffer, work) {
+            // SAFETY: the queue's buffers live as long as its requests, and no operation of this one
+            // is under way.
+            let bytes = unsafe { buffer.bytes(done) };
+            // SAFETY: mapped memory of the guest, which the driver gave to be written.
+            unsafe { pieces::write(&self.pieces, 0, bytes) };
+        }
+        done
+    }
+
     /// Takes the result of the last operation: a number of bytes, or a negative errno. Returns what
     /// to do next.
     pub(super) fn ended(&mut self, result: i32, target: &Target) -> Next {
@@ -293,6 +367,7 @@ impl Request {
         };
         match work {
             Work::Read | Work::Write | Work::WriteZeroes => {
+                let transferred = self.empty_buffer(work, transferred, target);
                 if transferred == 0 {
                     // The file has become shorter.
                     return Next::Answer(Answer::Failed);
@@ -314,10 +389,10 @@ impl Request {
     fn write_zeroes(&mut self, target: &Target) -> Next {
         let mut left = self.bytes as usize;
         while left > 0 {
-            let iov_len = left.min(ZEROES.len());
+            let iov_len = left.min(ZEROES.0.len());
             self.pieces.push(iovec {
                 // Only read.
-                iov_base: ZEROES.as_ptr().cast_mut().cast(),
+                iov_base: ZEROES.0.as_ptr().cast_mut().cast(),
                 iov_len,
             });
             left -= iov_len;

@@ -1,7 +1,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
-use crate::virtio::block::DiskConfig;
+use crate::virtio::block::{DiskConfig, direct::Alignment};
 
 fn image() -> Image {
     let file = tempfile::tempfile().unwrap();
@@ -53,6 +53,29 @@ fn written(operation: &Operation) -> Option<(u64, Vec<usize>)> {
     let pieces = unsafe { std::slice::from_raw_parts(pieces, count as usize) };
     let lengths = pieces.iter().map(|piece| piece.iov_len).collect();
     Some((operation.offset, lengths))
+}
+
+/// The rest of a transfer that is cut short is aligned, or there is none.
+#[test]
+fn a_direct_transfer_that_is_cut_short_goes_on_where_it_is_aligned() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(64 << 20).unwrap();
+    let alignment = Alignment::new(4096, 512).unwrap();
+    let image = Image::aligned(DiskConfig::plain(file), Some(alignment)).unwrap();
+    let counters = DiskCounters::default();
+    let target = target(&image, &counters, false);
+    let mut zeroes = request(Work::Zero { unmap: false }, 10_240);
+    let failed = [-libc::EOPNOTSUPP, 5000, 4096, 2048];
+    let (written, answer) = carry_on(&mut zeroes, &target, &failed);
+    let places = [
+        (4096, vec![10_240]),
+        (8192, vec![6144]),
+        (12_288, vec![2048]),
+    ];
+    assert_eq!((written, answer), (places.into(), Some(Answer::Done(0))));
+    let mut zeroes = request(Work::Zero { unmap: false }, 10_240);
+    let (_, answer) = carry_on(&mut zeroes, &target, &[-libc::EOPNOTSUPP, 4095]);
+    assert_eq!(answer, Some(Answer::Failed));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use super::{
     DiskConfig, DiskCounters, DiskError,
     device::{id, offered},
+    direct::Alignment,
     file::Image,
     file_io::{self, Method},
     request::Target,
@@ -45,18 +46,41 @@ impl Stepped {
     /// The file can't be a disk, or the host refuses an eventfd.
     pub fn new(config: DiskConfig, counters: Arc<DiskCounters>) -> Result<Stepped, DiskError> {
         let queues = config.queues;
-        let image = Arc::new(Image::new(config)?);
+        Stepped::of(Image::new(config)?, queues, Method::Vectored, counters)
+    }
+
+    /// As [`Stepped::new`], of a file that refuses what is not aligned: memory, and places and lengths.
+    ///
+    /// # Errors
+    /// As [`Stepped::new`], or the alignment is no power of two, or too large.
+    pub fn aligned(
+        config: DiskConfig,
+        counters: Arc<DiskCounters>,
+        [memory, block]: [u32; 2],
+    ) -> Result<Stepped, DiskError> {
+        let queues = config.queues;
+        let image = Image::aligned(config, Some(Alignment::new(memory, block)?))?;
+        Stepped::of(image, queues, Method::Strict, counters)
+    }
+
+    fn of(
+        image: Image,
+        queues: u16,
+        method: Method,
+        counters: Arc<DiskCounters>,
+    ) -> Result<Stepped, DiskError> {
+        let image = Arc::new(image);
         let worker = |_| {
             let (_, inbox) = mailbox().map_err(tried("make an eventfd"))?;
             Ok(Worker {
                 inbox,
                 image: image.clone(),
-                io: file_io::new(Method::Vectored, &image).map_err(tried("begin"))?,
+                io: file_io::new(method, &image).map_err(tried("begin"))?,
                 id: id(0),
                 counters: counters.clone(),
                 limiter: None,
                 patience: Patience::new(Duration::ZERO),
-                requests: Requests::default(),
+                requests: Requests::of(&image).map_err(tried("make buffers"))?,
             })
         };
         Ok(Stepped {

@@ -1,5 +1,6 @@
 //! The thread of a disk's queue.
 use std::{
+    io,
     os::fd::AsRawFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{
     DiskCounters,
     counters::count,
+    direct::Buffers,
     file::Image,
     file_io::{FileIo, MAX_OPERATIONS, Method, new as new_io},
     request::{Answer, ID_BYTES, Next, Request, Target},
@@ -67,18 +69,37 @@ pub(super) struct Worker {
 pub(super) struct Requests {
     all: Vec<Request>,
     free: Vec<u16>,
-}
-
-impl Default for Requests {
-    fn default() -> Requests {
-        Requests {
-            all: (0..MAX_OPERATIONS).map(|_| Request::default()).collect(),
-            free: (0..MAX_OPERATIONS as u16).rev().collect(),
-        }
-    }
+    /// For requests whose memory is not aligned; `None`: it need not be.
+    buffers: Option<Buffers>,
 }
 
 impl Requests {
+    /// Returns no requests, of an image.
+    ///
+    /// # Errors
+    /// The host has no memory for buffers.
+    pub(super) fn of(image: &Image) -> io::Result<Requests> {
+        Ok(Requests {
+            all: (0..MAX_OPERATIONS).map(|_| Request::default()).collect(),
+            free: (0..MAX_OPERATIONS as u16).rev().collect(),
+            buffers: image.alignment().map(|_| Buffers::new()).transpose()?,
+        })
+    }
+
+    /// Returns whether any request may be taken.
+    fn has_room(&self) -> bool {
+        !self.free.is_empty() && self.buffers.as_ref().is_none_or(Buffers::has_room)
+    }
+
+    /// A request is over: no operation of it is under way.
+    fn release(&mut self, id: u16) {
+        let buffer = self.all[usize::from(id)].take_buffer();
+        if let (Some(buffers), Some(buffer)) = (&mut self.buffers, buffer) {
+            buffers.give_back(buffer);
+        }
+        self.free.push(id);
+    }
+
     pub(super) fn under_way(&self) -> usize {
         self.all.len() - self.free.len()
     }
@@ -92,6 +113,7 @@ impl Worker {
         {
             self.io = other;
         }
+        count(&self.counters.uring_queues, self.io.is_uring().into());
         let mut command = self.inbox.wait();
         while let Some(given) = command {
             self.inbox.answer();
@@ -213,11 +235,12 @@ impl Worker {
             };
             taken = true;
             let request = &mut self.requests.all[usize::from(id)];
-            let next = request.take(&serving.ring, head, serving.memory, &serving.target);
+            let chain = (&serving.ring, head, serving.memory);
+            let next = request.take(chain, &serving.target, self.requests.buffers.as_mut());
             let next = match next {
                 Ok(next) => next,
                 Err(broken) => {
-                    self.requests.free.push(id);
+                    self.requests.release(id);
                     return Err(broken);
                 }
             };
@@ -244,7 +267,7 @@ impl Worker {
     fn answer_one(&mut self, id: u16, answer: Answer, serving: &mut Serving) {
         let request = &mut self.requests.all[usize::from(id)];
         request.give_back(answer, &mut serving.ring, &self.counters);
-        self.requests.free.push(id);
+        self.requests.release(id);
     }
 
     /// Takes the results that are there. Returns whether there was one.
@@ -270,7 +293,7 @@ impl Worker {
                     Next::Answer(answer) => self.answer_one(id, answer, serving),
                     Next::Operation(_) => {
                         serving.ring.take_again(request.head());
-                        self.requests.free.push(id);
+                        self.requests.release(id);
                     }
                 }
             }
@@ -284,13 +307,13 @@ impl Worker {
         while self.requests.under_way() > 0 {
             self.io.wait();
             while let Some((id, _)) = self.io.result() {
-                self.requests.free.push(id);
+                self.requests.release(id);
             }
         }
     }
 
     fn has_room(&self) -> bool {
-        !self.requests.free.is_empty()
+        self.requests.has_room()
     }
 
     fn limiter(&self) -> Option<MutexGuard<'_, Limiter>> {

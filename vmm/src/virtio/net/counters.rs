@@ -24,6 +24,11 @@ impl Counter {
             .store(self.get().wrapping_add(more), Ordering::Relaxed);
     }
 
+    /// Replaces the figure. Only its one writer may call this.
+    pub(super) fn set(&self, figure: u64) {
+        self.0.store(figure, Ordering::Relaxed);
+    }
+
     pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -168,6 +173,9 @@ pair_counters! {
     /// Times that the host refused a resource that the worker needs, which ends in
     /// DEVICE_NEEDS_RESET.
     host_failures,
+    /// 1 if frames go between the guest's buffers and the TAP by io_uring, 0 if by readv and writev or
+    /// if another process serves the rings.
+    uring,
 }
 
 impl PairCounters {

@@ -139,10 +139,11 @@ impl Net {
                 threads.push(thread.map_err(tried("start the rings' thread"))?);
                 continue;
             }
+            let io = frame_io::new(tap.method(config.io), tap.descriptor(index))
+                .map_err(tried("set io_uring up"))?;
             let worker = Worker {
                 tap: tap.descriptor(index),
-                io: frame_io::new(tap.method(config.io), tap.descriptor(index))
-                    .map_err(tried("set io_uring up"))?,
+                io,
                 waits: Waits::new(inbox.descriptor()).map_err(tried("make an epoll"))?,
                 inbox,
                 counters: Arc::clone(counters),

@@ -107,6 +107,9 @@ impl Worker {
     /// Runs until the card is dropped.
     pub(super) fn run(mut self) {
         let usable = self.io.begin().is_ok();
+        self.counters
+            .uring
+            .set((usable && self.io.is_uring()).into());
         let mut serving: Option<Serving> = None;
         let mut rests = false;
         loop {

@@ -56,6 +56,8 @@ pub(super) struct Connection {
     /// Which ends still send and receive.
     host: Open,
     guest: Open,
+    /// The program was told that the guest sends no more. Once: each time is a signal of the socket.
+    is_shut: bool,
     /// State of the host's end, as the guest was told.
     told: Open,
     /// Bytes from the guest, those of them that went on, and the number of which it was told:
@@ -103,6 +105,7 @@ impl Connection {
             held: VecDeque::new(),
             host: Open::BOTH,
             guest: Open::BOTH,
+            is_shut: false,
             told: Open::BOTH,
             received: 0,
             forwarded: 0,
@@ -133,6 +136,20 @@ impl Connection {
     /// Returns whether the guest knows of the connection.
     pub(super) fn is_known(&self) -> bool {
         self.stage != Stage::Asked { is_sent: false }
+    }
+
+    /// Returns whether both ends are connected.
+    #[cfg(any(test, feature = "fake"))]
+    pub(super) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// Returns the number of bytes that are held, and panics if it is not what the guest is told.
+    #[cfg(any(test, feature = "fake"))]
+    pub(super) fn held(&self) -> usize {
+        let left = self.received.wrapping_sub(self.forwarded);
+        assert_eq!(self.held.len(), left as usize);
+        self.held.len()
     }
 
     /// The socket was signalled.
@@ -257,7 +274,8 @@ impl Connection {
             if self.guest.is_closed() {
                 return Err(End::Done);
             }
-            if !self.guest.sends {
+            if !self.guest.sends && !self.is_shut {
+                self.is_shut = true;
                 sockets::shut(&self.socket, libc::SHUT_WR);
             }
         }

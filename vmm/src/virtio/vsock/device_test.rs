@@ -342,6 +342,36 @@ fn an_answer_to_the_driver_before_a_reset_is_none_to_the_next() {
     assert_eq!(program.read(&mut [0]).unwrap(), 0);
 }
 
+/// Nothing is kept for a driver that was reset, or has broken its rings, and that no other follows.
+#[test]
+fn an_answer_to_a_driver_that_is_gone_is_taken_without_another() {
+    for breaks in [false, true] {
+        let mut rig = Rig::new();
+        rig.activate(0);
+        let (early, late) = (rig.ask(1000), rig.ask(1001));
+        if breaks {
+            // Outside the guest's memory.
+            rig.offer(TX, MEMORY as u64 - 8, 44);
+            rig.wait("a reset is needed", Rig::is_broken);
+        } else {
+            rig.reset();
+        }
+        let limit = Some(Duration::from_secs(10));
+        for id in [early, late] {
+            let mut program = rig.programs.connect(id);
+            program.set_nonblocking(false).unwrap();
+            program.set_read_timeout(limit).unwrap();
+            assert_eq!(program.read(&mut [0]).unwrap(), 0, "it is closed");
+        }
+        // Commands are heard meanwhile, and the next driver is served.
+        rig.reset();
+        rig.activate(0);
+        let id = rig.ask(1000);
+        let _program = rig.programs.connect(id);
+        assert_eq!(rig.receive().0.op, operation::RESPONSE);
+    }
+}
+
 #[test]
 fn a_request_outlives_a_pause_and_is_not_there_when_a_snapshot_is_restored() {
     let mut rig = Rig::new();

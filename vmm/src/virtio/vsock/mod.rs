@@ -51,6 +51,8 @@ mod device;
 mod packet;
 mod requests;
 mod sockets;
+#[cfg(any(test, feature = "fake"))]
+pub mod stepped;
 mod switch;
 mod worker;
 

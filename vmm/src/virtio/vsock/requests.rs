@@ -79,6 +79,11 @@ impl Requests {
         connector.map(|connector| connector.as_fd().as_raw_fd())
     }
 
+    /// Returns whether an answer is still to come.
+    pub(super) fn are_under_way(&self) -> bool {
+        self.under_way.get() > 0
+    }
+
     /// Asks for a connection to the program at this port. Returns the request's number, and the time
     /// at which it has to be answered.
     pub(super) fn ask(&self, port: u32) -> Result<(u32, Instant), Refusal> {

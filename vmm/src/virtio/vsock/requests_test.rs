@@ -1,6 +1,6 @@
 use std::{
     collections::VecDeque,
-    io::{ErrorKind, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     os::{fd::BorrowedFd, unix::net::UnixStream},
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -87,7 +87,12 @@ impl Connector for Played {
         let mut state = self.state();
         match state.answers.pop_front() {
             None if state.is_gone => Err(ErrorKind::UnexpectedEof.into()),
-            answer => Ok(answer),
+            None => Ok(None),
+            answer => {
+                // No longer readable for it.
+                (&*self.bell).read_exact(&mut [0])?;
+                Ok(answer)
+            }
         }
     }
 }

@@ -115,6 +115,48 @@ impl<'a> Switch<'a> {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
+    /// Counts what there is, and panics if it does not fit together.
+    #[cfg(any(test, feature = "fake"))]
+    pub(super) fn census(&self) -> super::stepped::Census {
+        let mut census = super::stepped::Census {
+            resets: self.resets.len(),
+            ..Default::default()
+        };
+        for (number, slot) in self.slots.iter().enumerate() {
+            let ports = match slot {
+                Slot::Free => continue,
+                Slot::Greeting { .. } => {
+                    census.greetings += 1;
+                    continue;
+                }
+                Slot::Pending(request) => {
+                    census.pending += 1;
+                    let mut all = self.pending.iter();
+                    assert!(all.any(|pending| pending.slot == number));
+                    Ports {
+                        host: request.dst_port,
+                        guest: request.src_port,
+                    }
+                }
+                Slot::Connection(connection) => {
+                    let ports = connection.ports;
+                    census.connections += 1;
+                    let held = connection.held();
+                    if connection.is_open() {
+                        census.open.insert((ports.host, ports.guest), held);
+                    }
+                    ports
+                }
+            };
+            assert_eq!(self.by_ports.get(&ports), Some(&number));
+        }
+        assert_eq!(self.pending.len(), census.pending);
+        assert_eq!(self.by_ports.len(), census.pending + census.connections);
+        let ready = self.is_ready.iter().filter(|is_ready| **is_ready).count();
+        assert_eq!(self.ready.len(), ready);
+        census
+    }
+
     /// Accepts those that wait at the listening socket.
     pub(super) fn accept(&mut self, listener: &UnixListener) {
         // When no descriptor is left, the rest wait for the next one that comes.

@@ -372,6 +372,28 @@ fn each_end_closes_its_direction() {
 }
 
 #[test]
+fn a_connection_that_the_guest_has_half_closed_is_at_rest() {
+    let epoll = Epoll::new().unwrap();
+    let mut rig = Rig::new(&epoll);
+    let (mut stream, header) = rig.open();
+    let sends_no_more = Header {
+        flags: SHUTDOWN_SEND,
+        ..of(operation::SHUTDOWN, header)
+    };
+    rig.send(sends_no_more, &[]);
+    assert!(has_ended(&mut stream));
+    let mut events = [EpollEvent::default(); 64];
+    // The end itself is a signal, and what that has caused may be another.
+    rig.poll();
+    rig.poll();
+    assert_eq!(epoll.wait(0, &mut events).unwrap(), 0);
+    stream.write_all(b"still for the guest").unwrap();
+    assert_eq!(rig.packets()[0].1, b"still for the guest");
+    rig.poll();
+    assert_eq!(epoll.wait(0, &mut events).unwrap(), 0);
+}
+
+#[test]
 fn a_program_that_is_gone_is_told_to_the_guest_behind_its_last_bytes() {
     let epoll = Epoll::new().unwrap();
     let mut rig = Rig::new(&epoll);

@@ -33,7 +33,7 @@ const LISTENER: u64 = COMMAND + 1;
 const KICK: u64 = COMMAND + 2;
 const ANSWERS: u64 = COMMAND + 3;
 /// Most signals that are taken at a time.
-const SIGNALS: usize = 64;
+pub(super) const SIGNALS: usize = 64;
 /// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: all connections have ended, and the address may be another.
 const TRANSPORT_RESET: [u8; 4] = [0; 4];
 
@@ -69,7 +69,7 @@ impl Worker {
             self.inbox.answer();
             command = match given {
                 Command::Start(activation) => self.serve(*activation, &requests),
-                Command::Stop | Command::Suspend(_) | Command::Resume => self.inbox.wait(),
+                Command::Stop | Command::Suspend(_) | Command::Resume => self.wait(&requests),
                 Command::Exit => return,
             };
         }
@@ -86,19 +86,9 @@ impl Worker {
             restored,
         } = activation;
         let memory = Translation::new(memory);
-        let watched = [(self.inbox.descriptor(), COMMAND)]
-            .into_iter()
-            .chain([(self.listener.as_raw_fd(), LISTENER)])
-            .chain(requests.descriptor().map(|answers| (answers, ANSWERS)))
-            .chain(queues.iter().map(|queue| (queue.kick.as_raw_fd(), KICK)));
-        let watched: Vec<_> = watched.collect();
+        let watched = self.descriptors(&queues, requests);
         let served = self.watch(&watched).and_then(|()| {
-            let mut switch = Switch::new(
-                self.cid,
-                &self.epoll,
-                self.counters.clone(),
-                requests.clone(),
-            );
+            let mut switch = self.switch(requests);
             let mut queues = Queues::new(&queues, features, memory, &*signals)?;
             if let Some(Model::Vsock { next_port }) = restored {
                 switch.begin_at(next_port);
@@ -106,27 +96,74 @@ impl Worker {
             }
             self.answer(queues, switch)
         });
-        for (descriptor, _) in &watched {
-            // One that could not be added is not there.
-            let none = EpollEvent::default();
-            let _ = self.epoll.ctl(ControlOperation::Delete, *descriptor, none);
-        }
+        self.unwatch(&watched);
         drop(queues);
         served.unwrap_or_else(|Stopped| {
             count(&self.counters.broken_rings, 1);
             signals.needs_reset();
             drop(signals);
-            self.inbox.wait()
+            self.wait(requests)
         })
     }
 
-    fn watch(&self, descriptors: &[(RawFd, u64)]) -> Result<(), Stopped> {
+    /// Waits for a command while there is no driver. What the last one has asked for, and did not live
+    /// to get, is answered meanwhile: its programs are disconnected then, and not when the next driver
+    /// comes, of which there may be none.
+    fn wait(&self, requests: &Requests) -> Option<Command> {
+        loop {
+            while let Ok(Some(_)) = requests.next() {}
+            let answers = requests.descriptor().filter(|_| requests.are_under_way());
+            if answers.is_none() {
+                return self.inbox.wait();
+            }
+            if let Some(command) = self.inbox.take() {
+                return Some(command);
+            }
+            match self.inbox.wait_beside(answers, None, None) {
+                Ok(woken) if woken.command => self.inbox.quiet(),
+                Ok(_) => {}
+                // Without the wait for both, answers are taken when there is a driver.
+                Err(_) => return self.inbox.wait(),
+            }
+        }
+    }
+
+    /// Returns what is watched besides sockets, each with its number.
+    pub(super) fn descriptors(
+        &self,
+        queues: &[EnabledQueue],
+        requests: &Requests,
+    ) -> Vec<(RawFd, u64)> {
+        let answers = requests.descriptor();
+        [(self.inbox.descriptor(), COMMAND)]
+            .into_iter()
+            .chain([(self.listener.as_raw_fd(), LISTENER)])
+            .chain(answers.map(|answers| (answers, ANSWERS)))
+            .chain(queues.iter().map(|queue| (queue.kick.as_raw_fd(), KICK)))
+            .collect()
+    }
+
+    pub(super) fn watch(&self, descriptors: &[(RawFd, u64)]) -> Result<(), Stopped> {
         for (descriptor, number) in descriptors {
             let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, *number);
             let added = self.epoll.ctl(ControlOperation::Add, *descriptor, event);
             added.map_err(|_| Stopped)?;
         }
         Ok(())
+    }
+
+    pub(super) fn unwatch(&self, descriptors: &[(RawFd, u64)]) {
+        for (descriptor, _) in descriptors {
+            // One that could not be added is not there.
+            let none = EpollEvent::default();
+            let _ = self.epoll.ctl(ControlOperation::Delete, *descriptor, none);
+        }
+    }
+
+    /// Returns a switch without connections.
+    pub(super) fn switch(&self, requests: &Rc<Requests>) -> Switch<'_> {
+        let counters = self.counters.clone();
+        Switch::new(self.cid, &self.epoll, counters, requests.clone())
     }
 
     fn answer(
@@ -153,29 +190,46 @@ impl Worker {
             }
             let is_busy = queues.exchange(&mut switch)?;
             let timeout = if is_busy { 0 } else { patience(&switch) };
-            let ready = match self.epoll.wait(timeout, &mut events) {
-                Ok(ready) => ready,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
-                Err(_) => return Err(Stopped),
-            };
-            for event in &events[..ready] {
-                match event.data() {
-                    COMMAND => self.inbox.quiet(),
-                    LISTENER => switch.accept(&self.listener),
-                    ANSWERS => switch.answered(),
-                    KICK => {}
-                    slot => switch.signalled(slot as usize, event.event_set()),
-                }
-            }
-            if switch
-                .next_expiry()
-                .is_some_and(|until| until <= Instant::now())
-            {
-                // What was answered during a pause is answered in time.
-                switch.answered();
-                switch.expire(Instant::now());
+            self.take_signals(&mut switch, timeout, &mut events)?;
+            expire(&mut switch, Instant::now);
+        }
+    }
+
+    /// Waits for signals, `timeout` ms or with -1 for ever, and takes them. Returns their number.
+    pub(super) fn take_signals(
+        &self,
+        switch: &mut Switch<'_>,
+        timeout: i32,
+        events: &mut [EpollEvent; SIGNALS],
+    ) -> Result<usize, Stopped> {
+        let ready = match self.epoll.wait(timeout, events) {
+            Ok(ready) => ready,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
+            Err(_) => return Err(Stopped),
+        };
+        for event in &events[..ready] {
+            match event.data() {
+                COMMAND => self.inbox.quiet(),
+                LISTENER => switch.accept(&self.listener),
+                ANSWERS => switch.answered(),
+                KICK => {}
+                slot => switch.signalled(slot as usize, event.event_set()),
             }
         }
+        Ok(ready)
+    }
+}
+
+/// Refuses the requests that have waited too long. The time is asked for only if one waits.
+pub(super) fn expire(switch: &mut Switch<'_>, now: impl FnOnce() -> Instant) {
+    let Some(until) = switch.next_expiry() else {
+        return;
+    };
+    let now = now();
+    if until <= now {
+        // What was answered during a pause is answered in time.
+        switch.answered();
+        switch.expire(now);
     }
 }
 
@@ -192,7 +246,7 @@ fn patience(switch: &Switch<'_>) -> i32 {
 }
 
 /// The queues in use.
-struct Queues<'a> {
+pub(super) struct Queues<'a> {
     rx: Ring,
     tx: Ring,
     /// The queue for events; `None` if the driver does not use it.
@@ -206,7 +260,7 @@ struct Queues<'a> {
 }
 
 impl<'a> Queues<'a> {
-    fn new(
+    pub(super) fn new(
         queues: &[EnabledQueue],
         features: u64,
         memory: Translation,
@@ -240,7 +294,7 @@ impl<'a> Queues<'a> {
 
     /// Tells the driver that all connections have ended (5.10.6.7), if it has a buffer for that. One
     /// that has none learns it when it uses a connection.
-    fn tell_of_reset(&mut self) -> Result<(), Broken> {
+    pub(super) fn tell_of_reset(&mut self) -> Result<(), Broken> {
         let Some(ring) = &mut self.events else {
             return Ok(());
         };
@@ -264,7 +318,7 @@ impl<'a> Queues<'a> {
 
     /// Takes the guest's packets and gives it those for it, a queue's length of each at most.
     /// Returns whether there is more to do at once.
-    fn exchange(&mut self, switch: &mut Switch<'_>) -> Result<bool, Stopped> {
+    pub(super) fn exchange(&mut self, switch: &mut Switch<'_>) -> Result<bool, Stopped> {
         self.tx.quiet();
         self.rx.quiet();
         for _ in 0..self.tx.size() {
@@ -331,7 +385,7 @@ impl<'a> Queues<'a> {
 }
 
 /// The queues can't be served any more: the driver's rings are invalid, or the host failed.
-struct Stopped;
+pub(super) struct Stopped;
 
 impl From<Broken> for Stopped {
     fn from(_: Broken) -> Self {

@@ -1,5 +1,5 @@
 //! Changes around live flows: another engine, another prefix, other routes.
-use slipgate_abi::tcp::Flags;
+use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags};
 use slipgate_model::NetworkView;
 
 use super::*;
@@ -155,5 +155,40 @@ fn flows_follow_the_hosts_routes_and_end_with_its_address() {
                 .contains(&family.guest.to_string())
         );
         rig.assert_paired();
+    }
+}
+
+#[test]
+fn what_came_for_a_vm_that_slept_is_delivered_in_order_and_repetitions_are_dropped() {
+    for family in families() {
+        let mut rig = Rig::with(setup());
+        let nat = rig.connect_to(family, 40_000, 7);
+        rig.tell(|engine| engine.sleep(VmRow::new(1)));
+        for sequence in [9_001, 9_002, 9_001, 9_003] {
+            let segment = ack(family.server(), nat, 0, sequence, 8);
+            let held = Handling::Engine(Handover::Asleep);
+            assert_eq!(rig.world(&segment), held, "{family:?}");
+        }
+        let knocks = rig.broker.sleep_changes.iter().map(|(_, change)| *change);
+        let knocks: Vec<_> = knocks.collect();
+        let ends = |(ip, port): End| std::net::SocketAddr::new(ip, port);
+        let (from, to) = (ends(family.server()), ends(nat));
+        let knock = slipgate_model::Knock {
+            protocol: 6,
+            from,
+            to,
+        };
+        use slipgate_model::SleepChange::{Asleep, Knock};
+        assert_eq!(knocks, [Asleep, Knock(knock)], "{family:?}");
+        assert_eq!(rig.dropped(1, DropReason::Held), 1);
+        assert!(rig.at_guest().is_empty());
+        assert!(rig.tell(|engine| engine.wake(VmRow::new(1))));
+        let got = rig.at_guest();
+        let sequences = got.iter().map(|(_, l3)| match read(l3).transport {
+            Transport::Tcp(tcp) => tcp.sequence,
+            other => panic!("{other:?}"),
+        });
+        let sequences: Vec<_> = sequences.collect();
+        assert_eq!(sequences, [9_001, 9_002, 9_003], "{family:?}");
     }
 }

@@ -1,11 +1,19 @@
 //! Flows: their opening, packets and end.
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags, vm6::GUEST_ADDRESSES};
 use slipgate_model::Subject;
 
 use super::*;
-use crate::{clock::SECOND_NS, ndp, packet::transport, record::Events};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    ndp,
+    packet::transport,
+    record::Events,
+};
 
 #[test]
 fn a_flow_is_opened_and_its_packets_are_translated_in_the_kernel() {
@@ -215,4 +223,45 @@ fn an_address_that_made_room_keeps_its_flows() {
     rig.guest(1, &last);
     assert_eq!(rig.dropped(1, DropReason::Spoofed), 0);
     assert_eq!(rig.dropped(1, DropReason::TtlExpired), 1);
+}
+
+#[test]
+fn all_clients_of_many_connections_that_are_cut_are_told_at_their_first_repetition() {
+    // More than a burst of refusals, and than the probes of a cut.
+    const CONNECTIONS: u16 = 3_000;
+    for family in families() {
+        let mut rig = Rig::with(Setup {
+            slots: 16_384,
+            max_flows: 4_000,
+            ..setup()
+        });
+        let ports = 40_000..40_000 + CONNECTIONS;
+        for port in ports.clone() {
+            rig.connect_to(family, port, 7);
+        }
+        let vm = Subject::Vm { row: VmRow::new(1) };
+        let cut = rig.tell(move |engine| engine.cut(vm)).expect("it is here");
+        assert_eq!(cut.flows, u64::from(CONNECTIONS), "{family:?}");
+        // None answered its probe in time. All were cut in one moment, so all repeat in one.
+        rig.pass(200 * MILLISECOND_NS);
+        rig.at_guest();
+        let mut told = HashSet::new();
+        for port in ports {
+            let client = (family.guest, port);
+            rig.guest(
+                1,
+                &tcp(client, family.server(), Flags::ACK, 8, 9_001, &[], b"again"),
+            );
+            let answers = rig.at_guest();
+            told.extend(answers.iter().filter_map(|(_, answer)| {
+                let packet = read(answer);
+                let Transport::Tcp(tcp) = packet.transport else {
+                    return None;
+                };
+                let is_accepted = tcp.has(Flags::RST) && tcp.sequence == 9_001;
+                is_accepted.then_some(tcp.destination)
+            }));
+        }
+        assert_eq!(told.len(), usize::from(CONNECTIONS), "{family:?}");
+    }
 }

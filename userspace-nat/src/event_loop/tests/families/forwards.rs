@@ -7,7 +7,7 @@ use crate::{clock::SECOND_NS, datapath::Tables as _, ndp, state::Forward};
 const PORT: u16 = 8_080;
 
 /// A rig whose host's port leads to VM 1, by either family.
-fn with_forwards() -> Rig {
+pub(super) fn with_forwards() -> Rig {
     let forward = |host: IpAddr, protocol| Forward {
         protocol,
         host,

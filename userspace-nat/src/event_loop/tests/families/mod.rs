@@ -1,12 +1,16 @@
 //! Tests that hold for flows of either family: each runs for IPv4 and IPv6.
+mod astray;
 mod behaviour;
+mod challenged;
 mod changes;
 mod errors;
 mod flows;
 mod forwards;
+mod fragments;
 mod mappings;
 mod routed;
 mod rules;
+mod spread;
 
 use std::net::IpAddr;
 

@@ -6,6 +6,8 @@ use libc::iovec;
 #[cfg(test)]
 #[path = "../held_test.rs"]
 pub(super) mod held;
+#[cfg(any(test, feature = "fake"))]
+mod strict;
 mod uring;
 mod vectored;
 
@@ -61,6 +63,11 @@ pub(super) trait FileIo: Send {
     /// The host refuses it.
     fn begin(&mut self) -> io::Result<()>;
 
+    /// Returns whether it goes by io_uring.
+    fn is_uring(&self) -> bool {
+        false
+    }
+
     /// Returns how many operations are worth to be begun by one [`FileIo::submit`].
     fn batch(&self) -> usize;
 
@@ -100,6 +107,9 @@ pub(super) enum Method {
     /// Operations are carried out when the test lets them.
     #[cfg(test)]
     Held(&'static held::Gate),
+    /// As [`Method::Vectored`], but what is not aligned fails, as it does with O_DIRECT.
+    #[cfg(any(test, feature = "fake"))]
+    Strict,
     /// preadv and pwritev: one operation after the other.
     Vectored,
 }
@@ -118,6 +128,8 @@ pub(super) fn new(method: Method, image: &Arc<Image>) -> io::Result<Box<dyn File
         Method::IoUring => Box::new(Uring::new(image.clone())?),
         #[cfg(test)]
         Method::Held(gate) => Box::new(held::Held::new(image.clone(), gate)?),
+        #[cfg(any(test, feature = "fake"))]
+        Method::Strict => Box::new(strict::Strict::new(image.clone())),
         Method::Vectored => Box::new(Vectored::new(image.clone())),
     })
 }

@@ -88,6 +88,10 @@ impl FileIo for Uring {
         self.ring.submitter().register_enable_rings()
     }
 
+    fn is_uring(&self) -> bool {
+        true
+    }
+
     fn batch(&self) -> usize {
         BATCH
     }

@@ -40,6 +40,11 @@ pub(super) trait FrameIo: Send {
     /// The host refuses it.
     fn begin(&mut self) -> io::Result<()>;
 
+    /// Returns whether it goes by io_uring.
+    fn is_uring(&self) -> bool {
+        false
+    }
+
     /// Makes all transfers, in order for each direction, without waiting: one that is not possible
     /// now results in EAGAIN. Returns the number of system calls.
     ///

@@ -50,6 +50,10 @@ impl FrameIo for Uring {
         self.ring.submitter().register_enable_rings()
     }
 
+    fn is_uring(&self) -> bool {
+        true
+    }
+
     unsafe fn transfer(&mut self, transfers: &mut [Transfer]) -> io::Result<u64> {
         if self.failed {
             return Err(io::Error::other("this io_uring has failed before"));

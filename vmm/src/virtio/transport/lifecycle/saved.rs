@@ -98,6 +98,9 @@ impl Lifecycle {
                 "its driver uses the features {lacks:#x}, which are not offered here"
             )));
         }
+        if let Some(why) = (state.device.as_ref()).and_then(|it| self.device.mismatch(it)) {
+            return Err(mismatch(why));
+        }
         self.shared
             .restore(state.status, state.generation, state.isr);
         self.shared.set_config_vector(state.config_vector);

@@ -61,6 +61,24 @@ impl Followed {
     /// # Errors
     /// No such line came in time, or the VMM has ended.
     pub fn await_line(&mut self, part: &str, within: Duration) -> Result<Value> {
+        let json = |line: &str| serde_json::from_str(line).ok();
+        self.await_any(part, within, json)
+    }
+
+    /// Waits for a line that contains `part`.
+    ///
+    /// # Errors
+    /// As [`Followed::await_line`].
+    pub fn await_text(&mut self, part: &str, within: Duration) -> Result<String> {
+        self.await_any(part, within, |line| Some(line.to_owned()))
+    }
+
+    fn await_any<T>(
+        &mut self,
+        part: &str,
+        within: Duration,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> Result<T> {
         let deadline = Instant::now() + within;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -68,13 +86,11 @@ impl Followed {
                 let why = format!("the guest did not say {part:?}, but {:?}", self.seen);
                 return Err(Error::unexpected(why));
             };
-            let json = serde_json::from_str(&line);
+            let is_it = line.contains(part);
+            let told = is_it.then(|| read(&line)).flatten();
             self.seen.push(line);
-            match json {
-                Ok(json) if self.seen.last().is_some_and(|line| line.contains(part)) => {
-                    return Ok(json);
-                }
-                _ => {}
+            if let Some(told) = told {
+                return Ok(told);
             }
         }
     }

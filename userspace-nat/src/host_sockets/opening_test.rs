@@ -29,9 +29,8 @@ fn a_socket_is_bound_to_its_flows_tuple() {
     ];
     let all = of_ipv4.map(|remote| ("127.0.0.1", remote)).into_iter();
     for (local, remote) in all.chain(of_ipv6.map(|remote| ("::1", remote))) {
-        let error = open(&tuple(local, remote), &HostSockets::new(1 << 20))
-            .map(drop)
-            .unwrap_err();
+        let opened = HostSockets::new(1 << 20).open(&tuple(local, remote));
+        let error = opened.map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{remote}");
     }
     listener.set_nonblocking(true).unwrap();

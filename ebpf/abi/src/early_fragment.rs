@@ -1,0 +1,182 @@
+//! Store of early fragments: later fragments of the world that came before the first one of their
+//! datagram, so that nobody can tell whose they are.
+//!
+//! # Theory of operation
+//! The program leaves such a fragment to the host, whose it may be, and keeps a copy in the map
+//! `EARLY_FRAGMENTS`. When a first fragment shows that a datagram is a guest's, the guest's engine takes
+//! the copies of that datagram and reassembles them with the rest. Copies that nobody takes are
+//! overwritten. They are counted nowhere: the packets were the host's.
+//!
+//! The store is one ring of [`PLACES`] copies for all datagrams, so the oldest one makes room. No engine
+//! is woken for a copy, and no VM's credits are used, so a flood costs the world's other early
+//! fragments their places and nothing else.
+//!
+//! Copies are numbered without end by an element of `EARLY_TAGS`; number `n` is place `n % PLACES` of both
+//! maps. The place's tag has the number of its last copy, which only grows, and what it is: being filled
+//! in ([`claim`]), there ([`tag`], with a hash of the datagram), or taken ([`taken`]). A program claims the
+//! place by compare-and-swap, fills the copy in, and publishes it. A run that stalls between may find the
+//! place claimed by a later number, or one that stalls in it has its place passed over by others
+//! ([`may_claim`]): no copy is written by two, and the fragment of who gives up is not kept. An engine
+//! finds copies by their tags, reads those with its datagram's hash, and takes one that is of its datagram
+//! by compare-and-swap: if the tag is still the same, what was read is one packet.
+//!
+//! **One link.** All fragments of a datagram come by one link: another's network could guess its name, to
+//! inject data. The fragment table compares the links of those that come in order. A copy has its link,
+//! and a program that hands a first fragment over notes the first one's link ([`first_at`]) for the engine
+//! to compare.
+//!
+//! **First and later fragments at once.** The program that handles a first fragment writes the fragment
+//! table, and then hands the fragment over. A program that has published a copy looks at that table
+//! again. So either the engine finds the copy, or the program finds the datagram in the table; then it
+//! withdraws the copy and hands its fragment over, unless an engine has taken the copy.
+use core::sync::atomic::AtomicU64;
+#[cfg(not(target_arch = "bpf"))]
+use core::sync::atomic::{Ordering::SeqCst, fence};
+
+use crate::handle::handle;
+
+/// Copies in the store, a power of two.
+pub const PLACES: u32 = 1_024;
+/// Elements of `EARLY_TAGS`: a tag for each place, the number of the next copy, and the links of first
+/// fragments ([`first_at`]).
+pub const TAGS: u32 = 2 * PLACES + 1;
+/// Longest packet that is kept, bytes.
+pub const MOST_L3_LEN: usize = 2_048;
+
+/// One element of `EARLY_FRAGMENTS`: a copy.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EarlyFragment {
+    /// Time at which the fragment came, ns.
+    pub at_ns: u64,
+    /// Length of the packet, bytes.
+    pub len: u16,
+    /// Explicit padding, always zero.
+    pub pad: [u8; 2],
+    /// Ifindex of the link by which the fragment came.
+    pub ifindex: u32,
+    /// The packet, from its IP header on.
+    pub l3: [u8; MOST_L3_LEN],
+}
+
+/// How the fragment of a copy came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Came {
+    /// Length of the packet, bytes.
+    pub len: usize,
+    /// Time, ns.
+    pub at_ns: u64,
+    /// Ifindex of the link.
+    pub ifindex: u32,
+}
+
+/// One element of `EARLY_TAGS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EarlyTag {
+    /// Of a place: its copy's [`tag`], [`claim`] or [`taken`]; 0: there was none. Of the others: the number
+    /// of the next copy, or a [`first_link`].
+    pub word: u64,
+}
+
+const _: () = assert!(size_of::<EarlyFragment>() == 2_064);
+const _: () = assert!(PLACES == 1 << 10 && first_at(u32::MAX) == TAGS - 1);
+
+/// Place of a number.
+#[inline(always)]
+pub const fn place(number: u64) -> u32 {
+    number as u32 & (PLACES - 1)
+}
+
+/// Tag of a copy, by the hash of its datagram and its number. It is not 0.
+#[inline(always)]
+pub const fn tag(hash: u32, number: u64) -> u64 {
+    ((hash | 1) as u64) << 32 | number as u32 as u64
+}
+
+/// In the place of a tag: the copy of this number is being filled in.
+#[inline(always)]
+pub const fn claim(number: u64) -> u64 {
+    2 << 32 | number as u32 as u64
+}
+
+/// In the place of a tag: the copy of this number was taken, or could not be filled in.
+#[inline(always)]
+pub const fn taken(number: u64) -> u64 {
+    4 << 32 | number as u32 as u64
+}
+
+/// Whether the copy of this number may be filled in where `before` is in the place of the tag: nobody
+/// fills in another one, and no later one was there.
+#[inline(always)]
+pub const fn may_claim(before: u64, number: u64) -> bool {
+    let ahead = (number as u32).wrapping_sub(before as u32) as i32;
+    before == 0 || before >> 32 != 2 && ahead > 0
+}
+
+/// Element of `EARLY_TAGS` with the link of a first fragment, by the hash of its datagram.
+#[inline(always)]
+pub const fn first_at(hash: u32) -> u32 {
+    PLACES + 1 + (hash >> 22)
+}
+
+/// What that element has: whose link it is, as in a tag, and its ifindex.
+#[inline(always)]
+pub const fn first_link(hash: u32, ifindex: u32) -> u64 {
+    tag(hash, ifindex as u64)
+}
+
+/// Whether a tag is of a datagram with this hash.
+#[inline(always)]
+pub const fn has_hash(tag: u64, hash: u32) -> bool {
+    (tag >> 32) as u32 == hash | 1
+}
+
+handle! {
+    /// Handle to a copy.
+    EarlyFragmentRef(EarlyFragment);
+    atomic {}
+    constant {}
+}
+
+handle! {
+    /// Handle to an element of `EARLY_TAGS`.
+    EarlyTagRef(EarlyTag);
+    atomic {
+        /// What [`EarlyTag::word`] is.
+        word: AtomicU64,
+    }
+    constant {}
+}
+
+#[cfg(not(target_arch = "bpf"))]
+impl EarlyFragmentRef {
+    /// Copies the packet to the start of `buffer`. Returns how it came; `None` if the buffer is shorter.
+    /// The caller takes the copy by its tag behind this, or has read nothing.
+    pub fn read(&self, buffer: &mut [u8]) -> Option<Came> {
+        // SAFETY: a live element. A program may overwrite it, and another engine can write to the map, so
+        // any bytes may be there at any time. Each number is read once, the length is bounded below, and
+        // any bytes are a packet.
+        let (len, at_ns, ifindex, l3) = unsafe {
+            let len = (&raw const (*self.0).len).read_volatile();
+            let at_ns = (&raw const (*self.0).at_ns).read_volatile();
+            let ifindex = (&raw const (*self.0).ifindex).read_volatile();
+            (len, at_ns, ifindex, (&raw const (*self.0).l3).cast::<u8>())
+        };
+        let len = usize::from(len).min(MOST_L3_LEN);
+        let buffer = buffer.get_mut(..len)?;
+        // SAFETY: `len` bytes of each, and the buffer is no part of the map. Bytes that somebody changes
+        // meanwhile are copied as they were or as they are.
+        unsafe { l3.copy_to_nonoverlapping(buffer.as_mut_ptr(), len) };
+        fence(SeqCst);
+        Some(Came {
+            len,
+            at_ns,
+            ifindex,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "early_fragment_test.rs"]
+mod tests;

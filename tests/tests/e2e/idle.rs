@@ -1,0 +1,177 @@
+//! What keeps a VM busy, and what does not.
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    os::fd::AsRawFd as _,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use slipgate_testbed::{
+    clients::{icmp, tcp, tcp::ConnectOutcome},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::SERVER,
+};
+
+use crate::{
+    BRIEFLY, GUEST, WAIT,
+    api::{Events, Stand},
+    at,
+};
+
+/// Seconds of silence after which a VM is idle.
+const AFTER: u64 = 4;
+
+fn stand() -> Stand {
+    Stand::with(&["--idle-after", &AFTER.to_string()])
+}
+
+/// Has Linux send keep-alives, one a second.
+fn keep_alive(stream: &TcpStream) {
+    for (level, option) in [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    ] {
+        let one = 1_i32;
+        // SAFETY: the option's value is an int, which lives during the call.
+        let result = unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                level,
+                option,
+                (&raw const one).cast(),
+                size_of::<i32>() as u32,
+            )
+        };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    }
+}
+
+fn activity(stand: &Stand) -> Value {
+    stand.ask("GET", "/v1/vms/a", None).1["activity"].clone()
+}
+
+fn sent_packets(stand: &Stand) -> u64 {
+    let (_, flows) = stand.ask("GET", "/v1/flows?vm=a", None);
+    flows[0]["tx_packets"].as_u64().unwrap()
+}
+
+/// As long as it takes to be idle, thrice.
+fn stays_busy(stand: &Stand) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(3 * AFTER) {
+        let (_, vm) = stand.ask("GET", "/v1/vms/a", None);
+        assert_eq!(vm["idle"], false, "{vm}");
+        std::thread::sleep(BRIEFLY);
+    }
+}
+
+#[test]
+fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them() {
+    require_root_and_tun!();
+    let stand = stand();
+    let echo = TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let guest = stand.guest("tap0");
+    let quiet = "default = \"allow\"\n[idle]\nignores = [\"keepalive\"]";
+    assert_eq!(stand.put_policy("/v1/policies/quiet", quiet), 200);
+    let body = json!({ "tap": "tap0" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
+    let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    keep_alive(&stream);
+    stays_busy(&stand);
+
+    let body = json!({ "tap": "tap0", "policy": "quiet" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 200);
+    let idle = events.next();
+    assert_eq!(
+        (&idle["event"], &idle["flows"]),
+        (&json!("vm_idle"), &json!(1))
+    );
+    for way in ["last_from_guest_ms", "last_to_guest_ms"] {
+        assert!(idle[way].as_u64() >= Some(1_000 * AFTER), "{idle}");
+    }
+    // They go on all the while.
+    let before = sent_packets(&stand);
+    crate::eventually("two more keep-alives are sent", || {
+        (sent_packets(&stand) >= before + 2).then_some(())
+    });
+    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
+    let silent = activity(&stand);
+    assert!(
+        silent["last_from_guest_ms"].as_u64() > Some(1_000 * AFTER),
+        "{silent}"
+    );
+    assert_eq!(silent["flows"], 1);
+    let metrics = stand.metrics();
+    let line = "slipgate_last_packet_timestamp_seconds{vm=\"a\",direction=\"tx\"}";
+    assert!(metrics.contains(line), "{metrics}");
+
+    // A byte is no keep-alive, though it is one octet, too.
+    let mut back = [0];
+    stream.write_all(b"x").unwrap();
+    stream.read_exact(&mut back).unwrap();
+    let moved = activity(&stand);
+    assert!(
+        moved["last_from_guest_ms"].as_u64() < silent["last_from_guest_ms"].as_u64(),
+        "{moved}"
+    );
+    assert_eq!(events.next()["event"], "vm_busy");
+    assert_eq!(events.next()["event"], "vm_idle");
+}
+
+/// Of a forward whose port the guest has closed, and of UDP without a socket.
+#[test]
+fn what_a_guest_refuses_to_the_world_keeps_it_idle() {
+    require_root_and_tun!();
+    let stand = stand();
+    let guest = stand.guest("tap0");
+    // Linux refuses a datagram a second to a peer; one that nobody refuses may have been accepted.
+    guest.ns.sysctl("net.ipv4.icmp_ratelimit", "0").unwrap();
+    let body = json!({ "tap": "tap0", "forwards": ["tcp:8080:80", "udp:5353:53"] });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
+    let address = at(slipgate_testbed::world::HOST, 8080);
+    let knock = || {
+        let outcome = stand
+            .world()
+            .net
+            .run(|| tcp::connect_outcome(address, WAIT));
+        assert!(matches!(outcome.unwrap(), ConnectOutcome::Refused(_)));
+        stand.world().net.run(|| {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+            let to = at(slipgate_testbed::world::HOST, 5353);
+            socket.connect(to).unwrap();
+            socket.send(b"x").unwrap();
+        });
+    };
+    let idle = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| events.next());
+        let begun = std::time::Instant::now();
+        while !waits.is_finished() && begun.elapsed() < WAIT {
+            knock();
+            std::thread::sleep(BRIEFLY);
+        }
+        waits.join().unwrap()
+    });
+    assert_eq!(idle["event"], "vm_idle");
+    for _ in 0..8 {
+        knock();
+        std::thread::sleep(BRIEFLY);
+    }
+    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
+    // One that it accepts.
+    let echo = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let live = stand
+        .world()
+        .net
+        .run(|| tcp::connect(address, WAIT))
+        .unwrap();
+    assert_eq!(events.next()["event"], "vm_busy");
+    drop((live, echo));
+    assert_eq!(events.next()["event"], "vm_idle");
+    guest.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+    assert_eq!(events.next()["event"], "vm_busy");
+}

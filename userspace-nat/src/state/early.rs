@@ -1,0 +1,108 @@
+//! Early fragments: those of the world that came before the first one of their datagram, of which the
+//! programs keep copies ([`slipgate_abi::early_fragment`]).
+use std::{net::IpAddr, sync::atomic::Ordering::SeqCst};
+
+use slipgate_abi::{
+    PortHeader,
+    datapath::fragment_table::{Datagram, Datagram6},
+    early_fragment::{MOST_L3_LEN, PLACES, first_at, has_hash, place, taken},
+};
+
+use super::reassembly::{MOST_FRAGMENTS, patience_ns};
+use crate::{
+    datapath::Tables,
+    packet::{Fragment, Version},
+    port::{L3_AT, PORT_HEADER_AT},
+};
+
+/// Copies of the fragments that came before a first one.
+#[derive(Debug, Default)]
+pub(crate) struct Early {
+    /// Frames with the first one's header, oldest first.
+    pub(crate) frames: Vec<Vec<u8>>,
+    /// Copies that were looked into, these and those of other datagrams with the same hash.
+    pub(crate) looks: usize,
+}
+
+/// Takes the copies of the fragments that came before this first one by its link. `frame` is the first
+/// one's. At most [`MOST_FRAGMENTS`] copies are looked into.
+pub(crate) fn take(tables: &impl Tables, frame: &[u8], first: &Fragment<'_>, now_ns: u64) -> Early {
+    let mut early = Early::default();
+    let hash = hash_of(first);
+    let of_first = tables.early_tag(first_at(hash));
+    let (Some(counter), Some(of_first)) = (tables.early_tag(PLACES), of_first) else {
+        return early;
+    };
+    let of_first = of_first.word().load(SeqCst);
+    // Another datagram's first fragment has come meanwhile: by which link this one came is not known.
+    if !has_hash(of_first, hash) {
+        return early;
+    }
+    let (ifindex, next) = (of_first as u32, counter.word().load(SeqCst));
+    let patience_ns = patience_ns(first.version() == Version::V6);
+    // The place behind the newest copy has the oldest.
+    for number in next..next.wrapping_add(PLACES.into()) {
+        let place = place(number);
+        let Some(tag) = tables.early_tag(place) else {
+            break;
+        };
+        let word = tag.word().load(SeqCst);
+        if !has_hash(word, hash) {
+            continue;
+        }
+        if early.looks >= MOST_FRAGMENTS {
+            break;
+        }
+        early.looks += 1;
+        let Some(copy) = tables.early_fragment(place) else {
+            break;
+        };
+        let mut bytes = vec![0; L3_AT + MOST_L3_LEN];
+        let Some(came) = copy.read(&mut bytes[L3_AT..]) else {
+            continue;
+        };
+        // The programs' clock is some milliseconds behind.
+        let is_old = now_ns.saturating_sub(came.at_ns) >= patience_ns;
+        bytes.truncate(L3_AT + came.len);
+        if came.ifindex != ifindex || is_old || !is_of(&bytes[L3_AT..], first) {
+            continue;
+        }
+        // What was read is one packet only if its tag is still the same.
+        let exchanged = tag
+            .word()
+            .compare_exchange(word, taken(word), SeqCst, SeqCst);
+        if exchanged.is_ok() {
+            let head = PORT_HEADER_AT..L3_AT;
+            bytes[head.clone()].copy_from_slice(&frame[head]);
+            early.frames.push(bytes);
+        }
+    }
+    early
+}
+
+/// Hash of a fragment's datagram, as in the tag of its copies.
+fn hash_of(fragment: &Fragment<'_>) -> u32 {
+    let id = fragment.identification;
+    match (fragment.source, fragment.destination) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            Datagram::new(from.into(), to.into(), id as u16, fragment.protocol).hash()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => Datagram6::new(from.into(), to.into(), id).hash(),
+        _ => 0,
+    }
+}
+
+/// Whether a packet is another fragment of the datagram of `first`.
+fn is_of(l3: &[u8], first: &Fragment<'_>) -> bool {
+    let Ok(fragment) = Fragment::parse(l3) else {
+        return false;
+    };
+    // In IPv6 the protocol may differ among fragments of a datagram.
+    let name = |of: &Fragment<'_>| {
+        let protocol = (of.version() == Version::V4).then_some(of.protocol);
+        (of.source, of.destination, of.identification, protocol)
+    };
+    fragment.begin > 0 && name(&fragment) == name(first)
+}
+
+const _: () = assert!(PORT_HEADER_AT + PortHeader::LEN < L3_AT);
