@@ -46,6 +46,8 @@ pub struct Policy {
     pub(crate) denies: Matcher,
     /// Rules by address that open resolvers which bypass the rules by name, by position.
     pub(crate) bypass_allows: Matcher,
+    /// Positions of the rules by address that admit, ascending.
+    pub(crate) address_admits: Vec<u32>,
     /// Positions of the deny files, ascending.
     pub(crate) files: Vec<u32>,
     /// Whether a rule inspects, and whether a rule by address does.
@@ -102,12 +104,11 @@ impl Policy {
             bypass_allows: entries(|action, pattern| {
                 action.admits() && dns_bypass::opens_bypass(pattern)
             }),
-            files: rules
-                .iter()
-                .zip(0..)
-                .filter(|(rule, _)| matches!(rule, Rule::DenyFile(_)))
-                .map(|(_, order)| order)
-                .collect(),
+            address_admits: Self::positions(
+                &rules,
+                |rule| matches!(rule, Rule::Match(action, _) if action.admits()),
+            ),
+            files: Self::positions(&rules, |rule| matches!(rule, Rule::DenyFile(_))),
             inspections: Self::find_inspections(&rules),
             files_have_names: rules
                 .iter()
@@ -130,6 +131,11 @@ impl Policy {
     /// Returns whether some rule inspects, and whether a rule by address does.
     pub fn inspections(&self) -> (bool, bool) {
         self.inspections
+    }
+
+    fn positions(rules: &[Rule], wanted: impl Fn(&Rule) -> bool) -> Vec<u32> {
+        let all = rules.iter().zip(0..).filter(|(rule, _)| wanted(rule));
+        all.map(|(_, order)| order).collect()
     }
 
     fn find_inspections(rules: &[Rule]) -> (bool, bool) {

@@ -134,12 +134,15 @@ impl Policy {
         self.decision(place.order, line, self.action(place.order))
     }
 
-    /// Whether two lists of rules by name have the same effect.
+    /// Whether two lists of rules by name have the same effect. A rule that denies has another
+    /// effect before a rule by address that admits than behind it ([`Policy::decide_among`]).
     pub fn same_effect(&self, a: &[PatternRef], b: &[PatternRef]) -> bool {
+        let admits_before = |order: u32| self.address_admits.partition_point(|at| *at < order);
         let effect = |place: &PatternRef| {
             let (action, pattern) = self.by_name(*place)?;
             let means = dns_bypass::name_means(pattern);
-            Some((action, pattern.scope(), action.admits() && means))
+            let behind = (!action.admits()).then(|| admits_before(place.order));
+            Some((action, pattern.scope(), action.admits() && means, behind))
         };
         a == b || a.iter().map(effect).eq(b.iter().map(effect))
     }

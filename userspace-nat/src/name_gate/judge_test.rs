@@ -167,6 +167,23 @@ fn of_the_rules_about_a_name_the_first_decides_and_any_name_that_allows_is_enoug
 }
 
 #[test]
+fn a_name_denied_before_a_rule_by_address_stays_so_when_another_name_is_told() {
+    let rules = ["deny a.test:80", "allow 203.0.113.0/24", "deny b.test:80"];
+    let mut by = judge(Action::Allow, &rules);
+    for name in ["a.test", "b.test"] {
+        let _ = told(&mut by, name, &[a(name, 60, ADDRESS)]);
+        assert_eq!(refusal(&by, ADDRESS, 80), Some(Refusal::Rule), "{name}");
+    }
+    // Of two rules that deny with no rule by address between them one is enough.
+    assert_eq!(by.0.borrow().counts(VM).open, 2);
+    let mut by = judge(Action::Allow, &["deny a.test:80", "deny b.test:80"]);
+    for name in ["a.test", "b.test"] {
+        let _ = told(&mut by, name, &[a(name, 60, ADDRESS)]);
+    }
+    assert_eq!(by.0.borrow().counts(VM).open, 1);
+}
+
+#[test]
 fn an_alias_leads_only_to_names_that_may_be_asked_for() {
     let mut by = judge(Action::Deny, &["allow *.ok.test"]);
     let elsewhere = [
