@@ -36,12 +36,16 @@ use crate::{
     process::GivenUp,
     serve::{Broker, End, signals},
     start::{self, Inputs},
-    vm::{BegunVmm, How, Images, Inherits, Report, ReportFile, Vm, end_generation, micros},
+    vm::{
+        BegunVmm, ENDED_WITHIN, EndingFlows, How, Images, Inherits, Report, ReportFile, Vm, micros,
+    },
 };
 
 /// Time limit for a TAP to disappear after its VMM has ended: the kernel closes the descriptors of
 /// an io_uring a moment after the process's end.
 const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
+/// Time after which it is said that the daemon is waited for.
+const SAYS_AFTER: Duration = Duration::from_millis(500);
 /// Time within which an engine has to deliver what it held for a VM.
 const WAKE_WITHIN: Duration = Duration::from_secs(20);
 
@@ -169,24 +173,27 @@ pub fn run_vm<N: Serialize>(
     let inherits =
         is_restored.then(|| running.inherits(&config, kept.as_ref().map(|(_, flows)| *flows)));
     let ended_flows = match &kept {
-        Some((daemon, KeptFlows::End)) => end_former_flows(daemon, &name),
-        _ => Ok(()),
+        Some((daemon, KeptFlows::End)) => running.end_former_flows(daemon, &name, &signals),
+        _ => Ok(None),
     };
-    if let (Some(inherits), Ok(())) = (&inherits, &ended_flows) {
+    if let (Some(inherits), Ok(None)) = (&inherits, &ended_flows) {
         inherits.log(&name);
     }
     let prepared = began.elapsed();
     let stages = running.vm().as_ref().map(|vm| vm.stages);
     let mut waking = None;
-    let served = ended_flows.and_then(|()| match running.boot() {
-        Ok(()) => {
-            if let Some((daemon, _)) = &kept {
-                waking = begin_wake(daemon.clone(), name.clone());
+    let served = ended_flows.and_then(|ended| match ended {
+        Some(end) => Ok(end),
+        None => match running.boot() {
+            Ok(()) => {
+                if let Some((daemon, _)) = &kept {
+                    waking = begin_wake(daemon.clone(), name.clone());
+                }
+                running.serve(&signals)
             }
-            running.serve(&signals)
-        }
-        // It died while the TAP was being served: what was made is taken down all the same.
-        Err(_) => Ok(End::VmmGone),
+            // It died while the TAP was being served: what was made is taken down all the same.
+            Err(_) => Ok(End::VmmGone),
+        },
     });
     let (how, vmm) = running.end_vm(tap_index, served);
     if waking.is_some_and(|waking| !waking.is_finished()) {
@@ -336,15 +343,6 @@ fn check_mtu(config: &RunConfig) -> anyhow::Result<()> {
     }
 }
 
-/// Ends the flows of a VM that has another guest from now on, or one from an earlier time.
-fn end_former_flows(daemon: &Path, name: &str) -> anyhow::Result<()> {
-    let ended = end_generation(daemon, name)
-        .map_err(|why| anyhow!("the former flows of {name} can't be ended: {why}"))?;
-    let flows = counted(ended, "flow");
-    tracing::info!("ended {flows} of the former generation of {name}");
-    Ok(())
-}
-
 /// Has a VM that slept get what was held for it, now that its guest runs. An engine that hangs holds the
 /// answer back, so a thread waits for it: the machine is served meanwhile. The thread is finished when the
 /// answer has come; `None`: there is none.
@@ -419,6 +417,36 @@ impl Running {
             None => Inherits::of_new(vm),
             Some(flows) => Inherits::of_kept(vm, flows == KeptFlows::GoOn),
         }
+    }
+
+    /// Ends the flows of a VM that has another guest from now on, or one from an earlier time. Returns
+    /// how the run is to end, if it is, in the place of letting the guest run.
+    fn end_former_flows(
+        &mut self,
+        daemon: &Path,
+        name: &str,
+        signals: &SignalFd,
+    ) -> anyhow::Result<Option<End>> {
+        let Self::Joined(machine) = self else {
+            return Ok(None);
+        };
+        let ending = EndingFlows::begin(daemon.to_owned(), name.to_owned())?;
+        let waits = || {
+            let most = ENDED_WITHIN.as_secs();
+            tracing::warn!(
+                "{name} waits until the daemon has ended its former flows, {most} s at most: the \
+                 daemon's engine does not answer, or is being replaced"
+            );
+        };
+        if let Some(end) = machine.wait(signals, ending.fd(), (SAYS_AFTER, waits))? {
+            return Ok(Some(end));
+        }
+        let ended = ending
+            .result()
+            .map_err(|why| anyhow!("the former flows of {name} can't be ended: {why}"))?;
+        let flows = counted(ended, "flow");
+        tracing::info!("ended {flows} of the former generation of {name}");
+        Ok(None)
     }
 
     /// By what it leaves.

@@ -2,6 +2,7 @@
 mod cgroup;
 mod console;
 mod disk;
+mod former_flows;
 mod notices;
 mod orders;
 mod report;
@@ -32,8 +33,8 @@ use self::{
 };
 pub(crate) use self::{
     console::Typed,
+    former_flows::{ENDED_WITHIN, EndingFlows},
     report::{How, Inherits, Report, ReportFile, Stages, micros, printable},
-    resets::end_generation,
     vmm_process::VmmProcess,
 };
 pub use self::{
