@@ -240,6 +240,9 @@ fn start(
     log: &str,
     begun: anyhow::Result<BegunVmm>,
 ) -> anyhow::Result<Running> {
+    if let Some(daemon) = &daemon {
+        config.nat.network.mtu = mtu_of_taps(daemon, config);
+    }
     let of = |daemon| absent_taps_of(daemon, &config.machine.tap);
     let taken = daemon.as_ref().map(of).unwrap_or_default();
     let mut vm = Vm::prepare(config, images, &taken, None, log, begun)?;
@@ -282,6 +285,19 @@ fn absent_taps_of(daemon: &Daemon, name: &str) -> BTreeSet<String> {
         Ok(ClientAnswer::AbsentTaps { taps }) => taps.into_iter().collect(),
         // It will say why it serves none.
         Ok(_) | Err(_) => BTreeSet::new(),
+    }
+}
+
+/// The MTU that a daemon gives the TAPs that it serves, for the card of a guest that boots: it is made
+/// before the daemon serves its TAP. One that is restored knows an MTU already.
+fn mtu_of_taps(daemon: &Daemon, config: &RunConfig) -> Option<u32> {
+    if config.machine.restore.is_some() {
+        return None;
+    }
+    match ask(&daemon.socket, ClientRequest::GuestNetwork) {
+        Ok(ClientAnswer::GuestNetwork { network }) => network.mtu,
+        // It will say why it serves none.
+        Ok(_) | Err(_) => None,
     }
 }
 

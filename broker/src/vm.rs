@@ -173,9 +173,9 @@ impl BegunVmm {
     }
 }
 
-/// Gives a TAP that was made the MTU that is to be its: of `--mtu`, or that which the guest of a snapshot
-/// knows. Returns the MTU that the card tells the guest, L3 bytes: of a TAP that was there its own, as
-/// nobody changes it but `--mtu`.
+/// Gives a TAP that was made the MTU that is to be its: that which the guest of a snapshot knows. Returns
+/// the MTU that the card tells the guest, L3 bytes: of `--mtu`, this command's or the daemon's, which the
+/// TAP gets where it is served; else that of the TAP, as nobody changes it then.
 fn settle_mtu(config: &RunConfig, tap: &GuestTap) -> anyhow::Result<u16> {
     if let Some(given) = config.nat.network.mtu {
         return Ok(of_card(given));
