@@ -499,6 +499,7 @@ impl Running {
         let mut leaves_tap = false;
         if let Some(vm) = self.vm() {
             vm.orders.notify_end(&ended.0);
+            vm.tell_of_throttling();
             leaves_tap = vm.leaves_tap;
         }
         // Killed, if it did not stop; and the terminal is put back.

@@ -291,7 +291,7 @@ impl Vm {
         let VmmTimes {
             confined_us,
             made_us,
-        } = made.map_err(|e| match self.out_of_memory() {
+        } = made.map_err(|e| match self.limit_reached() {
             Some(why) => anyhow::anyhow!("{e:#}, {why}"),
             None => e,
         })?;
@@ -368,6 +368,23 @@ impl Vm {
 
     fn out_of_memory(&self) -> Option<&'static str> {
         self.cgroup.as_ref().and_then(Cgroup::out_of_memory)
+    }
+
+    /// The limit of its cgroup for which a machine could not be made.
+    fn limit_reached(&self) -> Option<&'static str> {
+        let threads = || self.cgroup.as_ref().and_then(Cgroup::out_of_threads);
+        self.out_of_memory().or_else(threads)
+    }
+
+    /// Says that the machine, which has ended, was held back by its limit of CPU time.
+    pub(crate) fn tell_of_throttling(&self) {
+        if let Some(throttled) = self.cgroup.as_ref().and_then(Cgroup::throttled) {
+            let waited_ms = throttled.as_millis();
+            tracing::info!(
+                "--cpu-max has held the VMM's threads back for {waited_ms} ms in sum; `cpu.stat` of \
+                 its cgroup counts that while it runs"
+            );
+        }
     }
 
     /// How the VMM's process ended, in words; `None` while it runs.
