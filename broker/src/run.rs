@@ -36,12 +36,16 @@ use crate::{
     process::GivenUp,
     serve::{Broker, End, signals},
     start::{self, Inputs},
-    vm::{BegunVmm, How, Images, Inherits, Report, ReportFile, Vm, end_generation, micros},
+    vm::{
+        BegunVmm, ENDED_WITHIN, EndingFlows, How, Images, Inherits, Report, ReportFile, Vm, micros,
+    },
 };
 
 /// Time limit for a TAP to disappear after its VMM has ended: the kernel closes the descriptors of
 /// an io_uring a moment after the process's end.
 const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
+/// Time after which it is said that the daemon is waited for.
+const SAYS_AFTER: Duration = Duration::from_millis(500);
 /// Time within which an engine has to deliver what it held for a VM.
 const WAKE_WITHIN: Duration = Duration::from_secs(20);
 
@@ -169,24 +173,27 @@ pub fn run_vm<N: Serialize>(
     let inherits =
         is_restored.then(|| running.inherits(&config, kept.as_ref().map(|(_, flows)| *flows)));
     let ended_flows = match &kept {
-        Some((daemon, KeptFlows::End)) => end_former_flows(daemon, &name),
-        _ => Ok(()),
+        Some((daemon, KeptFlows::End)) => running.end_former_flows(daemon, &name, &signals),
+        _ => Ok(None),
     };
-    if let (Some(inherits), Ok(())) = (&inherits, &ended_flows) {
+    if let (Some(inherits), Ok(None)) = (&inherits, &ended_flows) {
         inherits.log(&name);
     }
     let prepared = began.elapsed();
     let stages = running.vm().as_ref().map(|vm| vm.stages);
     let mut waking = None;
-    let served = ended_flows.and_then(|()| match running.boot() {
-        Ok(()) => {
-            if let Some((daemon, _)) = &kept {
-                waking = begin_wake(daemon.clone(), name.clone());
+    let served = ended_flows.and_then(|ended| match ended {
+        Some(end) => Ok(end),
+        None => match running.boot() {
+            Ok(()) => {
+                if let Some((daemon, _)) = &kept {
+                    waking = begin_wake(daemon.clone(), name.clone());
+                }
+                running.serve(&signals)
             }
-            running.serve(&signals)
-        }
-        // It died while the TAP was being served: what was made is taken down all the same.
-        Err(_) => Ok(End::VmmGone),
+            // It died while the TAP was being served: what was made is taken down all the same.
+            Err(_) => Ok(End::VmmGone),
+        },
     });
     let (how, vmm) = running.end_vm(tap_index, served);
     if waking.is_some_and(|waking| !waking.is_finished()) {
@@ -233,6 +240,9 @@ fn start(
     log: &str,
     begun: anyhow::Result<BegunVmm>,
 ) -> anyhow::Result<Running> {
+    if let Some(daemon) = &daemon {
+        config.nat.network.mtu = mtu_of_taps(daemon, config);
+    }
     let of = |daemon| absent_taps_of(daemon, &config.machine.tap);
     let taken = daemon.as_ref().map(of).unwrap_or_default();
     let mut vm = Vm::prepare(config, images, &taken, None, log, begun)?;
@@ -275,6 +285,19 @@ fn absent_taps_of(daemon: &Daemon, name: &str) -> BTreeSet<String> {
         Ok(ClientAnswer::AbsentTaps { taps }) => taps.into_iter().collect(),
         // It will say why it serves none.
         Ok(_) | Err(_) => BTreeSet::new(),
+    }
+}
+
+/// The MTU that a daemon gives the TAPs that it serves, for the card of a guest that boots: it is made
+/// before the daemon serves its TAP. One that is restored knows an MTU already.
+fn mtu_of_taps(daemon: &Daemon, config: &RunConfig) -> Option<u32> {
+    if config.machine.restore.is_some() {
+        return None;
+    }
+    match ask(&daemon.socket, ClientRequest::GuestNetwork) {
+        Ok(ClientAnswer::GuestNetwork { network }) => network.mtu,
+        // It will say why it serves none.
+        Ok(_) | Err(_) => None,
     }
 }
 
@@ -334,15 +357,6 @@ fn check_mtu(config: &RunConfig) -> anyhow::Result<()> {
         )
         .into()),
     }
-}
-
-/// Ends the flows of a VM that has another guest from now on, or one from an earlier time.
-fn end_former_flows(daemon: &Path, name: &str) -> anyhow::Result<()> {
-    let ended = end_generation(daemon, name)
-        .map_err(|why| anyhow!("the former flows of {name} can't be ended: {why}"))?;
-    let flows = counted(ended, "flow");
-    tracing::info!("ended {flows} of the former generation of {name}");
-    Ok(())
 }
 
 /// Has a VM that slept get what was held for it, now that its guest runs. An engine that hangs holds the
@@ -421,6 +435,36 @@ impl Running {
         }
     }
 
+    /// Ends the flows of a VM that has another guest from now on, or one from an earlier time. Returns
+    /// how the run is to end, if it is, in the place of letting the guest run.
+    fn end_former_flows(
+        &mut self,
+        daemon: &Path,
+        name: &str,
+        signals: &SignalFd,
+    ) -> anyhow::Result<Option<End>> {
+        let Self::Joined(machine) = self else {
+            return Ok(None);
+        };
+        let ending = EndingFlows::begin(daemon.to_owned(), name.to_owned())?;
+        let waits = || {
+            let most = ENDED_WITHIN.as_secs();
+            tracing::warn!(
+                "{name} waits until the daemon has ended its former flows, {most} s at most: the \
+                 daemon's engine does not answer, or is being replaced"
+            );
+        };
+        if let Some(end) = machine.wait(signals, ending.fd(), (SAYS_AFTER, waits))? {
+            return Ok(Some(end));
+        }
+        let ended = ending
+            .result()
+            .map_err(|why| anyhow!("the former flows of {name} can't be ended: {why}"))?;
+        let flows = counted(ended, "flow");
+        tracing::info!("ended {flows} of the former generation of {name}");
+        Ok(None)
+    }
+
     /// By what it leaves.
     fn by(&self) -> &str {
         match self {
@@ -455,6 +499,7 @@ impl Running {
         let mut leaves_tap = false;
         if let Some(vm) = self.vm() {
             vm.orders.notify_end(&ended.0);
+            vm.tell_of_throttling();
             leaves_tap = vm.leaves_tap;
         }
         // Killed, if it did not stop; and the terminal is put back.

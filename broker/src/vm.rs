@@ -2,6 +2,7 @@
 mod cgroup;
 mod console;
 mod disk;
+mod former_flows;
 mod notices;
 mod orders;
 mod report;
@@ -32,8 +33,8 @@ use self::{
 };
 pub(crate) use self::{
     console::Typed,
+    former_flows::{ENDED_WITHIN, EndingFlows},
     report::{How, Inherits, Report, ReportFile, Stages, micros, printable},
-    resets::end_generation,
     vmm_process::VmmProcess,
 };
 pub use self::{
@@ -172,9 +173,9 @@ impl BegunVmm {
     }
 }
 
-/// Gives a TAP that was made the MTU that is to be its: of `--mtu`, or that which the guest of a snapshot
-/// knows. Returns the MTU that the card tells the guest, L3 bytes: of a TAP that was there its own, as
-/// nobody changes it but `--mtu`.
+/// Gives a TAP that was made the MTU that is to be its: that which the guest of a snapshot knows. Returns
+/// the MTU that the card tells the guest, L3 bytes: of `--mtu`, this command's or the daemon's, which the
+/// TAP gets where it is served; else that of the TAP, as nobody changes it then.
 fn settle_mtu(config: &RunConfig, tap: &GuestTap) -> anyhow::Result<u16> {
     if let Some(given) = config.nat.network.mtu {
         return Ok(of_card(given));
@@ -290,7 +291,7 @@ impl Vm {
         let VmmTimes {
             confined_us,
             made_us,
-        } = made.map_err(|e| match self.out_of_memory() {
+        } = made.map_err(|e| match self.limit_reached() {
             Some(why) => anyhow::anyhow!("{e:#}, {why}"),
             None => e,
         })?;
@@ -367,6 +368,23 @@ impl Vm {
 
     fn out_of_memory(&self) -> Option<&'static str> {
         self.cgroup.as_ref().and_then(Cgroup::out_of_memory)
+    }
+
+    /// The limit of its cgroup for which a machine could not be made.
+    fn limit_reached(&self) -> Option<&'static str> {
+        let threads = || self.cgroup.as_ref().and_then(Cgroup::out_of_threads);
+        self.out_of_memory().or_else(threads)
+    }
+
+    /// Says that the machine, which has ended, was held back by its limit of CPU time.
+    pub(crate) fn tell_of_throttling(&self) {
+        if let Some(throttled) = self.cgroup.as_ref().and_then(Cgroup::throttled) {
+            let waited_ms = throttled.as_millis();
+            tracing::info!(
+                "--cpu-max has held the VMM's threads back for {waited_ms} ms in sum; `cpu.stat` of \
+                 its cgroup counts that while it runs"
+            );
+        }
     }
 
     /// How the VMM's process ended, in words; `None` while it runs.

@@ -20,7 +20,7 @@ pub(crate) use self::{
     policy::{
         CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs, RemovePolicyArgs,
     },
-    run::{Jail, OnReboot, RunArgs, in_units},
+    run::{CpuTemplate, Jail, OnReboot, RunArgs, in_units},
 };
 use slipgate_abi::Protocol;
 use slipgate_policy::document::{Amount, Count, Quotas};

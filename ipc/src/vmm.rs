@@ -121,6 +121,9 @@ pub struct VmmStart<F = OwnedFd> {
     /// Whether the memory is of huge pages.
     #[serde(default)]
     pub huge_pages: bool,
+    /// CPU that the guest is told of.
+    #[serde(default)]
+    pub cpu_template: CpuTemplate,
     /// The kernel's command line.
     pub cmdline: String,
     /// The guest's MAC address.
@@ -177,6 +180,41 @@ impl DiskCache {
     /// Returns whether it is [`DiskCache::WriteBack`], which need not be said.
     pub fn is_write_back(&self) -> bool {
         *self == Self::WriteBack
+    }
+}
+
+/// CPU that a guest is told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum CpuTemplate {
+    /// That of the host.
+    #[default]
+    #[serde(rename = "host")]
+    Host,
+    /// One of the level x86-64-v1, the same on every host of a vendor.
+    #[serde(rename = "x86-64-v1")]
+    X86_64V1,
+    /// One of the level x86-64-v2.
+    #[serde(rename = "x86-64-v2")]
+    X86_64V2,
+    /// One of the level x86-64-v3.
+    #[serde(rename = "x86-64-v3")]
+    X86_64V3,
+}
+
+impl CpuTemplate {
+    /// Returns whether it is the host's, which need not be said.
+    pub fn is_host(&self) -> bool {
+        *self == Self::Host
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::X86_64V1 => "x86-64-v1",
+            Self::X86_64V2 => "x86-64-v2",
+            Self::X86_64V3 => "x86-64-v3",
+        }
     }
 }
 
@@ -329,7 +367,7 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional, vsock_requests: optional,
-    vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cmdline, mac, mtu, console_bytes,
+    vsock_cid, balloon_mib, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, huge_pages, cpu_template, cmdline, mac, mtu, console_bytes,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only, cache, rate });
 carries_descriptors!(ToVmm);

@@ -96,6 +96,20 @@ impl MicroVm {
     /// # Errors
     /// The program is missing or cannot be started.
     pub fn start(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<MicroVm> {
+        Self::start_changed(ns, pins, args, |_| {})
+    }
+
+    /// As [`MicroVm::start`], of a command to which something is done before, such as what a host refuses
+    /// it.
+    ///
+    /// # Errors
+    /// As of [`MicroVm::start`].
+    pub fn start_changed(
+        ns: &NetNs,
+        pins: &PinDir,
+        args: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Result<MicroVm> {
         let scratch = tempfile::tempdir().tried("make a directory for the report")?;
         let report = scratch.path().join("report.json");
         let mut command = Command::new(binary()?);
@@ -106,6 +120,7 @@ impl MicroVm {
             .arg("--report")
             .arg(&report)
             .args(args);
+        change(&mut command);
         Self::spawn(ns, command, By::Root(pins.clone(), scratch), report)
     }
 

@@ -3,13 +3,19 @@
 //! The machine has one package. Each CPU is a core of one thread, and its index is its APIC id and
 //! x2APIC id. Hidden is what the machine does not have or a snapshot can't take along: performance
 //! counters, virtualization of the guest's own, enclaves, transactions, tracing, branch records in
-//! memory, encrypted memory, and tiles, whose state is larger than what is saved.
+//! memory, encrypted memory, and tiles, whose state is larger than what is saved. With a [`Template`] the
+//! rest is not the host's either.
 //! Sources: Intel SDM 2A, CPUID; AMD APM 3, appendix E; Linux, Documentation/virt/kvm/api.rst.
+mod template;
+
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
 };
 use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
+
+pub use template::Template;
+pub(crate) use template::is_of_host;
 
 /// Reason why there is no CPUID for a guest.
 #[derive(Debug, Error)]
@@ -20,13 +26,25 @@ pub enum CpuidError {
     /// The CPUID has more entries than KVM takes.
     #[error("{0} CPUID entries are more than KVM takes")]
     Entries(usize),
+    /// The host has less than the template.
+    #[error(
+        "this host's CPU or KVM lacks {features} of the CPU template {template}: give a lower template, \
+         or another host"
+    )]
+    Lacks {
+        /// Name of the template.
+        template: &'static str,
+        /// What is lacking.
+        features: String,
+    },
 }
 
 /// CPUID that KVM supports on this host. KVM executes the instruction for each leaf, which takes some
 /// 0.3 ms under a hypervisor, so a machine asks once.
 #[derive(Debug)]
 pub struct Supported {
-    leaves: CpuId,
+    /// Of the template, or the host's.
+    leaves: Vec<kvm_cpuid_entry2>,
     tsc_deadline: bool,
 }
 
@@ -34,17 +52,42 @@ impl Supported {
     /// Asks KVM.
     ///
     /// # Errors
-    /// KVM does not report its CPUID.
-    pub fn of(kvm: &Kvm) -> Result<Self, CpuidError> {
+    /// KVM does not report its CPUID, or that is less than the template's.
+    pub fn of(kvm: &Kvm, template: Template) -> Result<Self, CpuidError> {
         let leaves = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(CpuidError::Supported)?;
         // KVM reports the TSC deadline timer as a capability, because its in-kernel APIC implements it.
         let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+        Self::with(leaves.as_slice(), tsc_deadline, template)
+    }
+
+    fn with(
+        leaves: &[kvm_cpuid_entry2],
+        tsc_deadline: bool,
+        template: Template,
+    ) -> Result<Self, CpuidError> {
+        let leaves = template.of_host(leaves)?;
+        if !template.is_host() && !tsc_deadline {
+            return Err(CpuidError::Lacks {
+                template: template.name(),
+                features: "tsc_deadline_timer".to_owned(),
+            });
+        }
         Ok(Self {
             leaves,
             tsc_deadline,
         })
+    }
+
+    /// As if KVM had reported these.
+    #[cfg(test)]
+    fn mocked(
+        leaves: &[kvm_cpuid_entry2],
+        tsc_deadline: bool,
+        template: Template,
+    ) -> Result<Self, CpuidError> {
+        Self::with(leaves, tsc_deadline, template)
     }
 
     /// Returns the CPUID of CPU `cpu` (from 0) of `cpus`.
@@ -52,9 +95,32 @@ impl Supported {
     /// # Errors
     /// The result has too many entries.
     pub fn filtered(&self, cpu: u8, cpus: u8) -> Result<CpuId, CpuidError> {
-        let entries = filter(self.leaves.as_slice(), cpu, cpus, self.tsc_deadline);
+        let entries = filter(&self.leaves, cpu, cpus, self.tsc_deadline);
         CpuId::from_entries(&entries).map_err(|_| CpuidError::Entries(entries.len()))
     }
+}
+
+/// Returns how the CPUID of a saved vCPU differs from that of one here, in words; `None`: not at all.
+pub fn difference(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Option<String> {
+    let leaf = first_difference(saved, here)?;
+    let (was, is) = (vendor(saved), vendor(here));
+    let lacks = template::lacking(saved, here);
+    let why = match lacks.is_empty() {
+        _ if was != is => format!("its CPU was of {was}, and this one is of {is}"),
+        true => "its CPU or its KVM is another".to_owned(),
+        false => format!("this one lacks {}", lacks.join(", ")),
+    };
+    Some(format!("CPUID differs in leaf {leaf:#x}: {why}"))
+}
+
+/// Returns the vendor's name, as leaf 0 has it.
+fn vendor(entries: &[kvm_cpuid_entry2]) -> String {
+    let leaf = entries.iter().find(|entry| entry.function == 0);
+    let leaf = leaf.copied().unwrap_or_default();
+    let bytes = [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes);
+    String::from_utf8_lossy(bytes.as_flattened())
+        .escape_debug()
+        .to_string()
 }
 
 /// Returns the first leaf in which two CPUIDs of one vCPU differ; `None` if they are the same.

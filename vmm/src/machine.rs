@@ -46,7 +46,8 @@ use crate::{
     acpi::{self, AcpiConfig},
     boot::{self, BootSource},
     counters::Counters,
-    cpuid, kick, kvm, layout,
+    cpuid::{self, Template},
+    kick, kvm, layout,
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory,
     snapshot::{self, Layers, MachineState, SavedFiles, SnapshotError},
@@ -61,6 +62,8 @@ pub struct MachineConfig {
     pub memory_bytes: u64,
     /// Whether the memory is of huge pages; not that of a snapshot, nor one that another process has too.
     pub huge_pages: bool,
+    /// CPU that the guest is told of; that of the saved machine, for one of a snapshot.
+    pub template: Template,
     /// Source of the guest's first state: a kernel or a snapshot.
     pub origin: Origin,
     /// Devices of the machine.
@@ -130,7 +133,8 @@ impl Machine {
         }
         kick::install().map_err(MachineError::host("installing a signal handler"))?;
         let kvm = kvm::open(config.kvm)?;
-        let host = cpuid::Supported::of(&kvm)?;
+        let template = config.template;
+        let host = cpuid::Supported::of(&kvm, template)?;
         let physical_bits = cpuid::physical_bits(&host.filtered(0, cpus)?);
         if !layout::is_reached(config.memory_bytes, physical_bits) {
             return Err(MachineError::AddressBits {
@@ -160,6 +164,13 @@ impl Machine {
             Beginning::Kernel(..) => None,
             Beginning::State(state) => Some(&**state),
         };
+        if let Some(state) = saved
+            && state.template != template
+        {
+            let (was, is) = (state.template.name(), template.name());
+            let why = format!("its CPU template is {was}, and the machine's {is}");
+            return Err(SnapshotError::Mismatch(why).into());
+        }
 
         let serial_irq = new_eventfd()?;
         routes
@@ -210,7 +221,8 @@ impl Machine {
             gate: Gate::default(),
             stopping: AtomicBool::new(false),
             meeting: Meeting::of(cpus.into()),
-            abilities: vcpu::Abilities::of(&kvm)?,
+            abilities: vcpu::Abilities::of(&kvm, template)?,
+            template,
             may_restart,
         });
         let none = Control::new(shared.clone(), vm.clone(), Vec::new());
@@ -251,6 +263,7 @@ impl Machine {
             let power_on = MachineState {
                 base: None,
                 memory_bytes: config.memory_bytes,
+                template,
                 kvm: kvm::save(&vm)?,
                 vcpus: Vec::new(),
                 serial: bus.console.state(),

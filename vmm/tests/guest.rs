@@ -58,6 +58,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
         .open("/dev/kvm")
         .unwrap();
     let machine = Machine::new(MachineConfig {
+        template: slipgate_vmm::cpuid::Template::Host,
         huge_pages: false,
         cpus: 2,
         memory_bytes: 64 << 20,

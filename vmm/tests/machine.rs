@@ -347,6 +347,7 @@ fn what_is_no_kvm_is_refused() {
         Err(_) => return slipgate_testbed::skipped!("it needs /dev/kvm"),
     };
     let config = MachineConfig {
+        template: slipgate_vmm::cpuid::Template::Host,
         huge_pages: false,
         kvm: File::open("/dev/null").unwrap().into(),
         ..config

@@ -53,6 +53,7 @@ fn config(origin: Origin, cpus: u8) -> (MachineConfig, PipeWriter, PipeReader) {
     let (printed, output) = pipe().unwrap();
     let kvm = File::options().read(true).write(true).open("/dev/kvm");
     let config = MachineConfig {
+        template: slipgate_vmm::cpuid::Template::Host,
         huge_pages: false,
         cpus,
         memory_bytes: MEMORY,

@@ -266,6 +266,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
     let open = |path: &str| File::options().read(true).write(true).open(path);
     let image = builtin_guest::image()?;
     let machine = Machine::new(MachineConfig {
+        template: slipgate_vmm::cpuid::Template::Host,
         huge_pages: false,
         cpus,
         memory_bytes: u64::from(MEMORY_MIB) << 20,

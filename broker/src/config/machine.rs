@@ -11,7 +11,7 @@ use nix::{
     unistd::{AccessFlags, access, geteuid},
 };
 use serde::{Deserialize, Deserializer, Serialize};
-use slipgate_ipc::vmm::{DiskCache, NetRates, RateLimit};
+use slipgate_ipc::vmm::{CpuTemplate, DiskCache, NetRates, RateLimit};
 
 use super::{Config, parse_mac};
 
@@ -86,6 +86,9 @@ pub struct MachineSpec {
     pub cpus: u8,
     /// Memory of the guest, MiB.
     pub memory_mib: u64,
+    /// CPU that the guest is told of.
+    #[serde(default, skip_serializing_if = "CpuTemplate::is_host")]
+    pub cpu_template: CpuTemplate,
     /// Number of queue pairs of its network card.
     pub queues: u16,
     /// Most that passes its network card.

@@ -161,6 +161,20 @@ impl Cgroup {
             (false, _) => "for want of memory outside of its own cgroup",
         })
     }
+
+    /// Returns why a thread in it was refused; `None`: none was.
+    pub(crate) fn out_of_threads(&self) -> Option<&'static str> {
+        let events = fs::read_to_string(self.path.join("pids.events")).unwrap_or_default();
+        // Those of a cgroup above are not counted here.
+        (count(&events, "max") > 0).then_some("for it reached --pids-max")
+    }
+
+    /// Returns for how long its threads have waited for CPU time beyond the limit, in sum; `None`: never.
+    pub(crate) fn throttled(&self) -> Option<Duration> {
+        let stat = fs::read_to_string(self.path.join("cpu.stat")).unwrap_or_default();
+        let throttled_us = count(&stat, "throttled_usec");
+        (throttled_us > 0).then(|| Duration::from_micros(throttled_us))
+    }
 }
 
 impl Drop for Cgroup {
@@ -218,7 +232,7 @@ fn mount_point(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Number in the line `name` of `memory.events`.
+/// Number in the line `name` of `memory.events`, or of a file of its form.
 fn count(events: &str, name: &str) -> u64 {
     let number = |line: &str| {
         let (named, number) = line.split_once(' ')?;

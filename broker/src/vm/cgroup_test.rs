@@ -65,6 +65,16 @@ fn limits_are_written_and_controllers_enabled() {
     assert_eq!(no_limit.out_of_memory(), Some(why));
     std::mem::forget(no_limit);
 
+    for (refused, why) in [(0, None), (3, Some("for it reached --pids-max"))] {
+        fs::write(cgroup.path.join("pids.events"), format!("max {refused}\n")).unwrap();
+        assert_eq!(cgroup.out_of_threads(), why);
+    }
+    for (throttled_us, throttled) in [(0, None), (1_500, Some(Duration::from_micros(1_500)))] {
+        let stat = format!("usage_usec 7\nnr_throttled 2\nthrottled_usec {throttled_us}\n");
+        fs::write(cgroup.path.join("cpu.stat"), stat).unwrap();
+        assert_eq!(cgroup.throttled(), throttled);
+    }
+
     // A cgroup's files go with it.
     let path = cgroup.path.clone();
     for file in fs::read_dir(&path).unwrap().flatten() {

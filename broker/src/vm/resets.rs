@@ -22,12 +22,11 @@ use std::{
 };
 
 use anyhow::Context as _;
-use slipgate_ipc::{
-    client::{ClientAnswer, ClientRequest, Target, ask_within},
-    engine::{EngineReply, EngineRequest},
-};
 
-use super::printable;
+use super::{
+    former_flows::{self, ENDED_WITHIN, Patience},
+    printable,
+};
 use crate::counted;
 
 /// Time for which a reset counts.
@@ -42,10 +41,6 @@ const BACK_OFF: [Duration; 6] = [
     Duration::from_secs(2),
     Duration::from_secs(5),
 ];
-/// Time within which the flows have to be ended, for instance while another engine is started.
-const ENDED_WITHIN: Duration = Duration::from_secs(20);
-/// Between two requests to end them.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Resets of the machine's guest.
 #[derive(Debug)]
@@ -178,7 +173,7 @@ fn end_flows(socket: &Path, name: &str) -> bool {
 }
 
 fn end_flows_within(socket: &Path, name: &str, within: Duration) -> bool {
-    match ask_to_end_flows(socket, name, within) {
+    match former_flows::end_flows(socket, name, within, Patience::ForAnything) {
         Ok(flows) => {
             let ended = counted(flows, "flow");
             tracing::info!("{name} has reset itself; ended {ended} of its former life");
@@ -188,40 +183,6 @@ fn end_flows_within(socket: &Path, name: &str, within: Duration) -> bool {
             tracing::error!("{name} has reset itself, and its flows can't be ended: {why}");
             false
         }
-    }
-}
-
-/// Has the broker behind a socket end the flows of a VM, of which its guest does not know. Returns how
-/// many there were.
-///
-/// # Errors
-/// They are not ended in time; the text says why.
-pub(crate) fn end_generation(socket: &Path, name: &str) -> Result<u64, String> {
-    ask_to_end_flows(socket, name, ENDED_WITHIN)
-}
-
-fn ask_to_end_flows(socket: &Path, name: &str, within: Duration) -> Result<u64, String> {
-    let until = Instant::now() + within;
-    loop {
-        // An answer that takes longer than what is left is none. Zero would be no limit.
-        let left = until.saturating_duration_since(Instant::now());
-        let left = left.max(Duration::from_millis(1));
-        let request = ClientRequest::Engine {
-            about: Some(Target::Vm(name.to_owned())),
-            ask: EngineRequest::EndGeneration,
-        };
-        let why = match ask_within(socket, request, left) {
-            Ok(ClientAnswer::Engine {
-                reply: EngineReply::Cut { flows },
-            }) => return Ok(flows),
-            Ok(ClientAnswer::Error { error, .. }) => error,
-            Ok(_) => "an answer to another question".to_owned(),
-            Err(e) => format!("{:#}", anyhow::Error::from(e)),
-        };
-        if Instant::now() >= until {
-            return Err(why);
-        }
-        thread::sleep(ASK_AGAIN);
     }
 }
 

@@ -186,6 +186,7 @@ impl VmmProcess {
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,
             huge_pages: bounds.huge_pages,
+            cpu_template: spec.cpu_template,
             cmdline: spec.cmdline.clone(),
             mac: spec.mac,
             mtu,
@@ -322,6 +323,7 @@ fn given(spec: &MachineSpec, flag: &str) -> Option<(&'static str, String)> {
             let mib = spec.memory_mib;
             ("--huge-pages", format!("(and --memory {mib})"))
         }
+        "--cpu-template" => ("--cpu-template", spec.cpu_template.name().to_owned()),
         "--restore" => ("--restore", shown(spec.restore.as_ref()?)),
         "--kernel" => ("--kernel", shown(spec.kernel.as_ref()?)),
         "--initrd" => ("--initrd", shown(spec.initrd.as_ref()?)),

@@ -18,7 +18,7 @@ pub(crate) struct RunArgs {
     /// Go on from this directory, which `slipgate snapshot` wrote, in the place of booting: its
     /// machine, as a new VM to the network, or with --as as the one that it was; the flags of the NAT
     /// are not the snapshot's
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac", "balloon", "huge_pages"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac", "balloon", "huge_pages", "cpu_template"])]
     pub(crate) restore: Option<PathBuf>,
     /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
     /// several times; with --restore: other files in the place of the snapshot's. cache= says when its
@@ -48,6 +48,10 @@ pub(crate) struct RunArgs {
     /// Memory, MiB; or with a unit, like 2G
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = mebibytes, allow_negative_numbers = true)]
     pub(crate) memory: u64,
+    /// CPU that the guest is told of: the host's, or one that is the same on every host of a vendor
+    /// which has its features, so that a snapshot can be restored on each of them
+    #[arg(long, value_name = "NAME", default_value = "host")]
+    pub(crate) cpu_template: CpuTemplate,
     /// Have the memory in huge pages of 2 MiB, of which the host needs enough that are free: all are
     /// reserved at the start
     #[arg(long)]
@@ -127,6 +131,18 @@ pub(crate) struct RunArgs {
 pub(crate) enum Jail {
     Auto,
     Required,
+}
+
+/// CPU that a guest is told of.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum CpuTemplate {
+    Host,
+    #[value(name = "x86-64-v1")]
+    X86_64V1,
+    #[value(name = "x86-64-v2")]
+    X86_64V2,
+    #[value(name = "x86-64-v3")]
+    X86_64V3,
 }
 
 /// Reaction to a reset by the guest.

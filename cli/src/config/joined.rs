@@ -46,7 +46,7 @@ const OF_THE_VM: [&str; 22] = [
 /// Of these, those that are about no VM.
 const OF_THIS_PROCESS: [&str; 3] = ["on-exit", "pin-dir", "log"];
 /// Flags of `run` that are about the machine.
-const OF_THE_MACHINE: [&str; 26] = [
+const OF_THE_MACHINE: [&str; 27] = [
     "as",
     "generation",
     "kernel",
@@ -56,6 +56,7 @@ const OF_THE_MACHINE: [&str; 26] = [
     "vsock",
     "cmdline",
     "cpus",
+    "cpu-template",
     "memory",
     "balloon",
     "huge-pages",

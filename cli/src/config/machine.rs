@@ -5,7 +5,10 @@ use slipgate_broker::config::{
     CgroupSpec, Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine,
     VmConfig, VmmBounds, VsockSpec, check_tap, parse_mac,
 };
-use slipgate_ipc::{engine::OnExit, vmm::NetRates};
+use slipgate_ipc::{
+    engine::OnExit,
+    vmm::{CpuTemplate, NetRates},
+};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
 use super::{
@@ -14,7 +17,7 @@ use super::{
     network, rate,
     userspace::{self, LEAVE_OUT, NOT_YET},
 };
-use crate::args::{Jail, OnReboot, RunArgs};
+use crate::args::{self, Jail, OnReboot, RunArgs};
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
@@ -258,6 +261,12 @@ fn booted(
         cmdline: cmdline(args)?,
         cpus,
         memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
+        cpu_template: match args.cpu_template {
+            args::CpuTemplate::Host => CpuTemplate::Host,
+            args::CpuTemplate::X86_64V1 => CpuTemplate::X86_64V1,
+            args::CpuTemplate::X86_64V2 => CpuTemplate::X86_64V2,
+            args::CpuTemplate::X86_64V3 => CpuTemplate::X86_64V3,
+        },
         queues,
         net_rates: rate::of_card(args, NetRates::default())?,
         mac: mac.unwrap_or(GUEST_MAC),

@@ -25,8 +25,8 @@ use slipgate_ipc::{
     channel::Channel,
     client::SnapshotBase,
     vmm::{
-        DiskCache, FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd, VmmOrder,
-        VmmSnapshot, VmmStart, VmmTimes,
+        CpuTemplate, DiskCache, FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd,
+        VmmOrder, VmmSnapshot, VmmStart, VmmTimes,
     },
     vsock::RequestWriter,
 };
@@ -34,6 +34,7 @@ use slipgate_vmm::{
     Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
     SnapshotFiles, Starting, StopHandle, ThreadSetup,
     boot::{BootInput, BootSource, Kernel},
+    cpuid::{CpuidError, Template},
     memory::MemoryError,
     snapshot::SavedFiles,
     thread,
@@ -107,10 +108,11 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     }
     sandbox::limit_files(most_written(&start)?)?;
     let may_restart = start.may_restart;
+    let is_restored = start.snapshot.is_some();
     let machine = match make(*start) {
         Ok(machine) => machine,
         Err(e) => {
-            let (flag, why) = (blamed_flag(&e), format!("{e:#}"));
+            let (flag, why) = (blamed_flag(&e, is_restored), format!("{e:#}"));
             channel.send(FromVmm::Failed { flag, why })?;
             return Ok(());
         }
@@ -258,6 +260,12 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
         huge_pages: start.huge_pages,
+        template: match start.cpu_template {
+            CpuTemplate::Host => Template::Host,
+            CpuTemplate::X86_64V1 => Template::X86_64V1,
+            CpuTemplate::X86_64V2 => Template::X86_64V2,
+            CpuTemplate::X86_64V3 => Template::X86_64V3,
+        },
         origin,
         devices: Devices {
             net: Some(net),
@@ -359,13 +367,20 @@ fn rate(limit: RateLimit) -> RateConfig {
 }
 
 /// Flag whose value prevents the creation of the machine.
-fn blamed_flag(error: &anyhow::Error) -> Option<String> {
+fn blamed_flag(error: &anyhow::Error, is_restored: bool) -> Option<String> {
     let error = match error.downcast_ref() {
         Some(MachineError::Boot(error)) => error,
         Some(MachineError::Memory(MemoryError::HugePages { .. })) => {
             return Some("--huge-pages".to_owned());
         }
-        Some(MachineError::Snapshot(_) | MachineError::Memory(_)) => {
+        Some(MachineError::Cpuid(CpuidError::Lacks { .. })) if !is_restored => {
+            return Some("--cpu-template".to_owned());
+        }
+        Some(
+            MachineError::Snapshot(_)
+            | MachineError::Memory(_)
+            | MachineError::Cpuid(CpuidError::Lacks { .. }),
+        ) => {
             return Some("--restore".to_owned());
         }
         _ => return None,

@@ -9,10 +9,11 @@ use std::{
 };
 
 use slipgate_testbed::{
-    MicroVmEnd, pattern::Pattern, require_kvm, require_root_and_tun, signal, skipped,
+    MicroVm, MicroVmEnd, pattern::Pattern, require_kvm, require_root_and_tun, signal, skipped,
+    world::UPLINK,
 };
 
-use crate::{Bed, WAIT};
+use crate::{Bed, WAIT, jail::kernel_has_io_uring, jail_refused::IO_URING};
 
 const MIB: u64 = 1 << 20;
 
@@ -252,10 +253,58 @@ fn check_log(path: &Path, safe: usize) -> usize {
     written
 }
 
-/// The host's page cache outlives the VMM, so this shows that what is answered was given to the
-/// host, and not that the host's medium has it: `no_answer_comes_before_the_file_is_synced` does.
+/// How a disk's file is read and written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// As the host allows it: by io_uring, on most.
+    Any,
+    /// The host refuses io_uring: by preadv and pwritev.
+    Vectored,
+}
+
+impl Way {
+    fn start(self, bed: &Bed, work: &str, disk: &str) -> MicroVm {
+        let flags = ["--uplink", UPLINK, "--cmdline", work, "--disk", disk];
+        MicroVm::start_changed(&bed.world.host, &bed.pins, &flags, |command| {
+            if self == Self::Vectored {
+                IO_URING.to(command);
+            }
+        })
+        .unwrap()
+    }
+
+    /// Checks that a machine's disk, of one queue, had it.
+    #[track_caller]
+    fn assert_was(self, end: &MicroVmEnd) {
+        let has = self == Self::Any && kernel_has_io_uring();
+        let disk = &end.report["vmm"]["disks"][0];
+        assert_eq!(disk["uring_queues"], u64::from(has), "{disk}");
+    }
+}
+
 #[test]
 fn what_was_flushed_is_in_the_file_when_the_vmm_is_killed_between_writes() {
+    kill_between_writes(Way::Any);
+}
+
+#[test]
+fn what_was_flushed_is_in_the_file_without_io_uring_too() {
+    kill_between_writes(Way::Vectored);
+}
+
+#[test]
+fn a_log_is_flushed_as_often_as_it_is_said_to_be_safe() {
+    flush_a_log(Way::Any);
+}
+
+#[test]
+fn a_log_is_flushed_as_often_without_io_uring_too() {
+    flush_a_log(Way::Vectored);
+}
+
+/// The host's page cache outlives the VMM, so this shows that what is answered was given to the
+/// host, and not that the host's medium has it: `no_answer_comes_before_the_file_is_synced` does.
+fn kill_between_writes(way: Way) {
     const BYTES: u64 = 64 * MIB;
     require_root_and_tun!();
     require_kvm!();
@@ -267,7 +316,7 @@ fn what_was_flushed_is_in_the_file_when_the_vmm_is_killed_between_writes() {
             let path = bed.disk("log", BYTES);
             let disk = format!("{},cache={cache}", path.display());
             let work = format!("disk 0 log {BYTES} 24 x16; wait 60s");
-            let mut vm = bed.start_with(&["--cmdline", &work, "--disk", &disk]);
+            let mut vm = way.start(&bed, &work, &disk);
             vm.await_line("\"safe\":", WAIT).unwrap();
             thread::sleep(Duration::from_millis(kill * 50));
             signal(vm.vmm_pid().unwrap(), libc::SIGKILL);
@@ -278,9 +327,10 @@ fn what_was_flushed_is_in_the_file_when_the_vmm_is_killed_between_writes() {
             eprintln!("{cache}: {safe} blocks are safe, and {behind} behind them written");
             under_way += behind;
             if kill + 1 == KILLS {
-                let work = format!("disk 0 check {}", safe * BLOCK);
-                let (status, said) = bed.guest(&[disk], &work);
-                assert_eq!(status, Some(0), "{said:?}");
+                let work = format!("disk 0 check {}; wait 1", safe * BLOCK);
+                let end = way.start(&bed, &work, &disk).finish(WAIT).unwrap();
+                end.assert_success();
+                way.assert_was(&end);
             }
         }
     }
@@ -288,8 +338,7 @@ fn what_was_flushed_is_in_the_file_when_the_vmm_is_killed_between_writes() {
     bed.assert_nothing_is_left();
 }
 
-#[test]
-fn a_log_is_flushed_as_often_as_it_is_said_to_be_safe() {
+fn flush_a_log(way: Way) {
     require_root_and_tun!();
     require_kvm!();
     let bed = Bed::new();
@@ -297,9 +346,9 @@ fn a_log_is_flushed_as_often_as_it_is_said_to_be_safe() {
         let path = bed.disk("log", MIB);
         let disk = format!("{},cache={cache}", path.display());
         let work = format!("disk 0 log {MIB} 24 x16; disk 0 check {MIB}; wait 1");
-        let vm = bed.start_with(&["--cmdline", &work, "--disk", &disk]);
-        let end = vm.finish(WAIT).unwrap();
+        let end = way.start(&bed, &work, &disk).finish(WAIT).unwrap();
         end.assert_success();
+        way.assert_was(&end);
         let said = end.said("safe");
         assert_eq!(last_safe(&said), 256);
         assert_eq!(check_log(&path, 256), 0);

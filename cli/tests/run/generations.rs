@@ -83,6 +83,7 @@ impl Running {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
         let queue = host.run(|| queue(tap));
         let machine = Machine::new(MachineConfig {
+            template: slipgate_vmm::cpuid::Template::Host,
             huge_pages: false,
             cpus: 1,
             memory_bytes: 64 << 20,

@@ -109,7 +109,7 @@ fn a_user_without_privileges_has_the_same_jail() {
 }
 
 /// Whether this kernel makes io_urings for processes without privileges.
-fn kernel_has_io_uring() -> bool {
+pub(crate) fn kernel_has_io_uring() -> bool {
     let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     // EFAULT, not ENOSYS: the call is there, and has no parameters.
     // SAFETY: the call gets no memory.

@@ -31,7 +31,7 @@ const SLIPGATE: &str = env!("CARGO_BIN_EXE_slipgate");
 const USAGE: i32 = 2;
 
 /// A system call that a host refuses.
-struct Refused {
+pub(crate) struct Refused {
     call: libc::c_long,
     argument: u8,
     /// Bits of the argument that are looked at, and what they are then.
@@ -60,6 +60,13 @@ const MOUNTS_APART: Refused = Refused {
     mask: u64::MAX,
     value: libc::MS_REC | libc::MS_PRIVATE,
 };
+/// Every io_uring.
+pub(crate) const IO_URING: Refused = Refused {
+    call: libc::SYS_io_uring_setup,
+    argument: 0,
+    mask: 0,
+    value: 0,
+};
 /// A part of the confinement that no VMM does without.
 const KEEPING_CAPABILITIES: Refused = Refused {
     call: libc::SYS_prctl,
@@ -84,7 +91,7 @@ impl Refused {
     }
 
     /// Has the host refuse it to a command and all its processes.
-    fn to(&self, command: &mut Command) {
+    pub(crate) fn to(&self, command: &mut Command) {
         let filter = self.filter();
         let refuse =
             move || seccompiler::apply_filter(&filter).map_err(|_| io::Error::last_os_error());

@@ -51,6 +51,27 @@ fn a_machine_is_the_daemons_vm_for_as_long_as_it_runs() {
     });
 }
 
+/// The card is made before the daemon serves the TAP, and tells the guest what the daemon will set: of
+/// the two that a guest is told, by its card and by DHCP, it takes the lower one.
+#[test]
+fn the_card_of_a_machine_has_the_mtu_that_the_daemon_gives_its_tap() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let flags = ["--uplink", UPLINK, "--mtu", "1600"];
+    let daemon = Slipgate::serve(&bed.world.host, &bed.pins, &flags).unwrap();
+    let told = |flags: &[&str]| {
+        let end = bed.start_with(&[&["--cmdline", "wait 1"], flags].concat());
+        let end = end.finish(WAIT).unwrap();
+        end.assert_success();
+        end.said("mtu_by_dhcp")[0]["mtu"].clone()
+    };
+    assert_eq!(told(&[]), 1600);
+    let added = daemon.run(&["vm", "add", "web", "--tap", "tapweb"]);
+    assert!(added.unwrap().status.success());
+    assert_eq!(told(&["--as", "web"]), 1600);
+}
+
 /// The user of a process, from its status: its files in /proc are root's.
 fn user(pid: u32) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -83,6 +83,62 @@ fn a_machine_takes_orders_while_its_vm_is_being_woken() {
     assert!(is_prompt, "the orders waited until the VM was woken");
 }
 
+/// The engine that is to end the flows hangs: that it is waited for is said, and no longer than the user
+/// or the daemon wants.
+#[test]
+fn a_restore_that_waits_for_the_daemon_says_so_and_is_stopped_at_once() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut daemon = Slipgate::serve(&bed.world.host, &bed.pins, &["--uplink", UPLINK]).unwrap();
+    bed.world
+        .host
+        .ip("tuntap add tapweb mode tap vnet_hdr multi_queue")
+        .unwrap();
+    let dir = bed.folder.path().join("warm");
+    put_to_sleep(&daemon, &bed, &dir);
+    // As above: a daemon replaces such an engine after 8 s.
+    let hangs = |daemon: &mut Slipgate| {
+        let engine = daemon.engine_pid().unwrap();
+        signal(engine, libc::SIGSTOP);
+        let vm = bed.restore(&dir, &["--as", "web", "--generation"]);
+        eventually("it is said", || {
+            vm.stderr()
+                .contains("waits until the daemon has ended its former flows, 20 s at most")
+        });
+        (engine, vm)
+    };
+    let is_prompt = (0..3).any(|_| {
+        let (engine, vm) = hangs(&mut daemon);
+        let pid = vm.broker_pid().to_string();
+        assert_eq!(bed.status(&vm)["state"], "starting");
+        let early = bed.slipgate(&["pause", &pid]);
+        let early = String::from_utf8_lossy(&early.stderr).into_owned();
+        assert!(early.contains("does not run yet"), "{early}");
+        signal(vm.broker_pid(), libc::SIGTERM);
+        let end = vm.finish(WAIT).unwrap();
+        assert_eq!(end.status.code(), Some(143), "{}", end.stderr);
+        assert_eq!(end.lines.len(), 0, "{:?}", end.lines);
+        let is_same = daemon.engine_pid() == Some(engine);
+        signal(engine, libc::SIGCONT);
+        eventually("it sleeps", || {
+            daemon.run(&["sleep", "web"]).unwrap().status.success()
+                && vms(&daemon)[0]["state"] == "asleep"
+        });
+        is_same
+    });
+    assert!(is_prompt, "it went on until there was another engine");
+
+    let (_, vm) = hangs(&mut daemon);
+    daemon.kill_both().unwrap();
+    let end = vm.finish(Duration::from_secs(8)).unwrap();
+    assert_eq!(end.status.code(), Some(123), "{}", end.stderr);
+    let is_told = ["the daemon has ended before", "no daemon is at"]
+        .iter()
+        .any(|why| end.stderr.contains(why));
+    assert!(is_told, "{}", end.stderr);
+}
+
 /// A restart of the daemon loses neither the VM nor that it sleeps: who connects then wakes it.
 #[test]
 fn a_vm_that_sleeps_by_a_snapshot_is_woken_by_traffic_after_a_restart_of_the_daemon() {

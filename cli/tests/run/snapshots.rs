@@ -11,7 +11,7 @@ use std::{
 use slipgate_testbed::{
     MicroVm, MicroVmEnd, Slipgate, require_kvm, require_root_and_tun,
     servers::{TcpServer, TcpService},
-    signal, slipgate,
+    signal, skipped, slipgate,
     world::{SERVER, UPLINK},
 };
 
@@ -291,6 +291,54 @@ fn what_is_no_snapshot_or_does_not_fit_is_refused_with_a_remedy() {
     other[last] ^= 1;
     fs::write(dir.join("state"), &other).unwrap();
     failed(&[], "its digest is of other bytes");
+}
+
+#[test]
+fn a_machine_of_a_template_is_restored_with_it_and_no_other() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let (mut tried, mut began) = (Vec::new(), None);
+    for template in ["x86-64-v3", "x86-64-v2", "x86-64-v1"] {
+        let flags = ["--memory", "64", "--cpus", "2", "--cpu-template", template];
+        let work = ["--cmdline", "serve 7 600s"];
+        let mut vm = bed.start_with(&[&flags[..], &work].concat());
+        if vm.await_line("\"serving\"", WAIT).is_ok() {
+            began = Some((template, vm));
+            break;
+        }
+        let end = vm.finish(WAIT).unwrap();
+        assert_eq!(end.status.code(), Some(2), "{}", end.stderr);
+        let says = format!("--cpu-template {template}: this host's CPU or KVM lacks ");
+        assert!(end.stderr.contains(&says), "{}", end.stderr);
+        tried.push(end.stderr);
+    }
+    let Some((template, vm)) = began else {
+        return skipped!("this host has no template: {tried:?}");
+    };
+    let dir = bed.snapshot(&vm, "warm");
+    bed.have(&["kill", &vm.broker_pid().to_string()]);
+    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
+    let again = bed.restore(&dir, &[]);
+    eventually("it runs", || bed.status(&again)["state"] == "running");
+    // As a snapshot of a restored machine.
+    let second = bed.snapshot(&again, "again");
+    bed.have(&["kill", &again.broker_pid().to_string()]);
+    assert_eq!(again.finish(WAIT).unwrap().status.code(), Some(143));
+    let path = second.join("machine.json");
+    let description = fs::read_to_string(&path).unwrap();
+    let mut described: serde_json::Value = serde_json::from_str(&description).unwrap();
+    assert_eq!(described["machine"]["cpu_template"], template);
+    let failed = |flags: &[&str], part: &str| {
+        let end = bed.restore(&second, flags).finish(WAIT).unwrap();
+        assert_eq!(end.status.code(), Some(2), "{}", end.stderr);
+        assert!(end.stderr.contains(part), "{}", end.stderr);
+    };
+    failed(&["--cpu-template", template], "cannot be used with");
+    described["machine"]["cpu_template"] = "host".into();
+    fs::write(&path, described.to_string()).unwrap();
+    let says = format!("its CPU template is {template}, and the machine's host");
+    failed(&[], &says);
 }
 
 /// A connection of vsock outlives a pause, and a snapshot has none: a clone is reached at a socket of

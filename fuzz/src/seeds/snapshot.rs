@@ -3,6 +3,7 @@ use kvm_bindings::{
     kvm_clock_data, kvm_irqchip, kvm_lapic_state, kvm_mp_state, kvm_pit_state2, kvm_regs, kvm_sregs,
 };
 use slipgate_vmm::{
+    cpuid::Template,
     fake::hostile::{FEATURES, Machine, Step},
     snapshot::{
         BaseState, KvmState, MachineState, Runs, SerialState, SnapshotId, VcpuState, encode,
@@ -68,6 +69,7 @@ fn machine(steps: &[Step]) -> MachineState {
     MachineState {
         base: None,
         memory_bytes: 64 << 20,
+        template: Template::X86_64V3,
         kvm: KvmState {
             chips: [kvm_irqchip::default(); 3],
             pit: kvm_pit_state2::default(),

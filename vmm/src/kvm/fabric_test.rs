@@ -37,7 +37,7 @@ fn rig(code: &Code) -> Rig {
     let memory = memory::create(16 << 20).unwrap();
     let vm = create(&kvm, &memory).unwrap();
     let kernel = boot::load_bytes(&memory, code.image(), None, "").unwrap();
-    let host = cpuid::Supported::of(&kvm).unwrap();
+    let host = cpuid::Supported::of(&kvm, cpuid::Template::Host).unwrap();
     let vcpu = vcpu::create(&host, &vm, 0, 1, &kernel).unwrap().fd;
     Rig {
         vm: Arc::new(vm),

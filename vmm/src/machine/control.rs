@@ -343,6 +343,7 @@ impl Machine {
         Ok(MachineState {
             base: None,
             memory_bytes: memory::total_bytes(&self.shared.memory),
+            template: self.shared.template,
             kvm,
             vcpus: vcpus.into_iter().collect::<Result<_, _>>()?,
             serial,

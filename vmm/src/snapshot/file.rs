@@ -2,7 +2,7 @@
 use super::{MachineState, SnapshotError, SnapshotId};
 
 /// Version of the layout of [`MachineState`] and of the file.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 /// Most bytes of a state.
 pub const MAX_STATE_BYTES: u64 = 2 << 20;
 

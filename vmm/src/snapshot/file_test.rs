@@ -4,6 +4,7 @@ use kvm_bindings::{
 use proptest::prelude::*;
 
 use super::*;
+use crate::cpuid::Template;
 use crate::snapshot::{
     DeviceState, FilterState, FunctionState, KvmState, Model, MsixState, NetState, Progress,
     QueueState, SerialState, TransportState, VcpuState,
@@ -60,6 +61,7 @@ pub(in crate::snapshot) fn state() -> MachineState {
     };
     MachineState {
         base: None,
+        template: Template::X86_64V2,
         memory_bytes: 1 << 30,
         kvm: KvmState {
             chips: [kvm_irqchip::default(); 3],

@@ -7,6 +7,7 @@ use kvm_bindings::{
 use serde::{Deserialize, Serialize};
 
 use super::BaseState;
+use crate::cpuid::Template;
 
 /// State of a machine.
 #[derive(Serialize, Deserialize)]
@@ -15,6 +16,8 @@ pub struct MachineState {
     pub base: Option<BaseState>,
     /// Size of RAM, bytes.
     pub memory_bytes: u64,
+    /// CPU that its guest was told of.
+    pub template: Template,
     /// State that KVM has of the VM.
     pub kvm: KvmState,
     /// The vCPUs, by their index.

@@ -25,6 +25,7 @@ pub(crate) fn machine(
         .open("/dev/kvm")
         .unwrap();
     let config = MachineConfig {
+        template: slipgate_vmm::cpuid::Template::Host,
         huge_pages: false,
         cpus,
         memory_bytes: 16 << 20,

@@ -27,6 +27,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
     kernel.write_all(image).unwrap();
     let (mut printed, output) = std::io::pipe().unwrap();
     let machine = Machine::new(MachineConfig {
+        template: slipgate_vmm::cpuid::Template::Host,
         huge_pages: false,
         cpus,
         memory_bytes,

@@ -30,6 +30,7 @@ use kvm_ioctls::VcpuFd;
 use crate::{
     GuestMemory, ThreadKind, ThreadSetup,
     counters::Counters,
+    cpuid::Template,
     kick::Kickable,
     machine::{
         Bus, Ending, Gate, Outcome,
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) meeting: Meeting,
     /// Parts of a vCPU's state that can be saved.
     pub(crate) abilities: Abilities,
+    /// CPU that the guest is told of.
+    pub(crate) template: Template,
     /// Whether a reset by the guest may begin the machine anew: the threads outlive it.
     pub(crate) may_restart: bool,
 }

@@ -10,7 +10,7 @@ use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_sregs};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 
 use crate::{
-    cpuid,
+    cpuid::{self, Template},
     snapshot::{SnapshotError, VcpuState},
 };
 
@@ -41,6 +41,8 @@ const MAX_MSRS: usize = 4096;
 pub(crate) struct Abilities {
     /// MSRs that are part of a vCPU's state.
     msrs: Vec<u32>,
+    /// Whether another host may list other ones.
+    has_template: bool,
     xsave: bool,
     xcrs: bool,
     debug: bool,
@@ -53,16 +55,19 @@ impl Abilities {
     ///
     /// # Errors
     /// KVM does not list its MSRs.
-    pub(crate) fn of(kvm: &Kvm) -> Result<Self, SnapshotError> {
+    pub(crate) fn of(kvm: &Kvm, template: Template) -> Result<Self, SnapshotError> {
         let list = kvm
             .get_msr_index_list()
             .map_err(SnapshotError::kvm("listing the MSRs to save"))?;
         let mut msrs = list.as_slice().to_vec();
         // KVM lets them be read and does not list them.
         msrs.extend(MTRRS.into_iter().flatten());
-        msrs.retain(|index| !WALL_CLOCKS.contains(index));
+        let has_template = !template.is_host();
+        let stays = |index: u32| has_template && cpuid::is_of_host(index);
+        msrs.retain(|index| !WALL_CLOCKS.contains(index) && !stays(*index));
         Ok(Self {
             msrs,
+            has_template,
             xsave: kvm.check_extension(Cap::Xsave),
             xcrs: kvm.check_extension(Cap::Xcrs),
             debug: kvm.check_extension(Cap::Debugregs),
@@ -163,8 +168,7 @@ pub(super) fn restore(
     can: &Abilities,
 ) -> Result<(), SnapshotError> {
     use SnapshotError as E;
-    if let Some(leaf) = cpuid::first_difference(&state.cpuid, host.as_slice()) {
-        let why = format!("CPUID differs in leaf {leaf:#x}, so its CPU or its KVM is another");
+    if let Some(why) = cpuid::difference(&state.cpuid, host.as_slice()) {
         return Err(E::Host(why));
     }
     if state.msrs.len() > MAX_MSRS {
@@ -206,7 +210,7 @@ pub(super) fn restore(
         .filter(|entry| !WALL_CLOCKS.contains(&entry.index))
         .partition(|entry| entry.index == TSC_DEADLINE);
     for entries in [first, last] {
-        set_msrs(fd, &entries)?;
+        set_msrs(fd, &entries, can.has_template)?;
     }
     if let Some(events) = &state.events {
         fd.set_vcpu_events(events)
@@ -215,8 +219,13 @@ pub(super) fn restore(
     Ok(())
 }
 
-/// Sets MSRs. One that KVM refuses to set must have the value already: some are read-only.
-fn set_msrs(fd: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), SnapshotError> {
+/// Sets MSRs. One that KVM refuses to set must have the value already: some are read-only. `has_template`:
+/// one without a value may be a register that this host's KVM does not know.
+fn set_msrs(
+    fd: &VcpuFd,
+    entries: &[kvm_msr_entry],
+    has_template: bool,
+) -> Result<(), SnapshotError> {
     let mut left = entries;
     while !left.is_empty() {
         let now = &left[..left.len().min(AT_ONCE)];
@@ -233,7 +242,8 @@ fn set_msrs(fd: &VcpuFd, entries: &[kvm_msr_entry]) -> Result<(), SnapshotError>
         };
         left = rest;
         let here = self::msrs(fd, &[refused.index])?;
-        if here.first().map(|entry| entry.data) != Some(refused.data) {
+        let is_nothing = has_template && here.is_empty() && refused.data == 0;
+        if !is_nothing && here.first().map(|entry| entry.data) != Some(refused.data) {
             let index = refused.index;
             let why = format!("KVM refuses {:#x} for MSR {index:#x}", refused.data);
             return Err(SnapshotError::Host(why));

@@ -27,9 +27,9 @@ fn rig() -> Rig {
     let kvm = kvm::open(file.unwrap().into()).unwrap();
     let memory = memory::create(16 << 20).unwrap();
     Rig {
-        can: Abilities::of(&kvm).unwrap(),
+        can: Abilities::of(&kvm, Template::Host).unwrap(),
         vm: kvm::create(&kvm, &memory).unwrap(),
-        host: cpuid::Supported::of(&kvm).unwrap(),
+        host: cpuid::Supported::of(&kvm, Template::Host).unwrap(),
         memory,
     }
 }
