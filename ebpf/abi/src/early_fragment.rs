@@ -22,8 +22,7 @@
 //!
 //! **One link.** All fragments of a datagram come by one link: another's network could guess its name, to
 //! inject data. The fragment table compares the links of those that come in order. A copy has its link,
-//! and a program that hands a first fragment over notes the first one's link ([`first_at`]) for the engine
-//! to compare.
+//! and a fragment that is handed over too ([`crate::portframe::link`]), for the engine to compare.
 //!
 //! **First and later fragments at once.** The program that handles a first fragment writes the fragment
 //! table, and then hands the fragment over. A program that has published a copy looks at that table
@@ -37,9 +36,8 @@ use crate::handle::handle;
 
 /// Copies in the store, a power of two.
 pub const PLACES: u32 = 1_024;
-/// Elements of `EARLY_TAGS`: a tag for each place, the number of the next copy, and the links of first
-/// fragments ([`first_at`]).
-pub const TAGS: u32 = 2 * PLACES + 1;
+/// Elements of `EARLY_TAGS`: a tag for each place, and the number of the next copy.
+pub const TAGS: u32 = PLACES + 1;
 /// Longest packet that is kept, bytes.
 pub const MOST_L3_LEN: usize = 2_048;
 
@@ -74,13 +72,13 @@ pub struct Came {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EarlyTag {
-    /// Of a place: its copy's [`tag`], [`claim`] or [`taken`]; 0: there was none. Of the others: the number
-    /// of the next copy, or a [`first_link`].
+    /// Of a place: its copy's [`tag`], [`claim`] or [`taken`]; 0: there was none. Behind the places: the
+    /// number of the next copy.
     pub word: u64,
 }
 
 const _: () = assert!(size_of::<EarlyFragment>() == 2_064);
-const _: () = assert!(PLACES == 1 << 10 && first_at(u32::MAX) == TAGS - 1);
+const _: () = assert!(PLACES.is_power_of_two());
 
 /// Place of a number.
 #[inline(always)]
@@ -112,18 +110,6 @@ pub const fn taken(number: u64) -> u64 {
 pub const fn may_claim(before: u64, number: u64) -> bool {
     let ahead = (number as u32).wrapping_sub(before as u32) as i32;
     before == 0 || before >> 32 != 2 && ahead > 0
-}
-
-/// Element of `EARLY_TAGS` with the link of a first fragment, by the hash of its datagram.
-#[inline(always)]
-pub const fn first_at(hash: u32) -> u32 {
-    PLACES + 1 + (hash >> 22)
-}
-
-/// What that element has: whose link it is, as in a tag, and its ifindex.
-#[inline(always)]
-pub const fn first_link(hash: u32, ifindex: u32) -> u64 {
-    tag(hash, ifindex as u64)
 }
 
 /// Whether a tag is of a datagram with this hash.

@@ -5,7 +5,8 @@ use std::{net::IpAddr, sync::atomic::Ordering::SeqCst};
 use slipgate_abi::{
     PortHeader,
     datapath::fragment_table::{Datagram, Datagram6},
-    early_fragment::{MOST_L3_LEN, PLACES, first_at, has_hash, place, taken},
+    early_fragment::{MOST_L3_LEN, PLACES, has_hash, place, taken},
+    portframe::link,
 };
 
 use super::reassembly::{MOST_FRAGMENTS, patience_ns};
@@ -26,19 +27,18 @@ pub(crate) struct Early {
 
 /// Takes the copies of the fragments that came before this first one by its link. `frame` is the first
 /// one's. At most [`MOST_FRAGMENTS`] copies are looked into.
-pub(crate) fn take(tables: &impl Tables, frame: &[u8], first: &Fragment<'_>, now_ns: u64) -> Early {
+pub(crate) fn take(
+    tables: &impl Tables,
+    frame: &[u8],
+    (first, first_link): (&Fragment<'_>, u16),
+    now_ns: u64,
+) -> Early {
     let mut early = Early::default();
     let hash = hash_of(first);
-    let of_first = tables.early_tag(first_at(hash));
-    let (Some(counter), Some(of_first)) = (tables.early_tag(PLACES), of_first) else {
+    let Some(counter) = tables.early_tag(PLACES) else {
         return early;
     };
-    let of_first = of_first.word().load(SeqCst);
-    // Another datagram's first fragment has come meanwhile: by which link this one came is not known.
-    if !has_hash(of_first, hash) {
-        return early;
-    }
-    let (ifindex, next) = (of_first as u32, counter.word().load(SeqCst));
+    let next = counter.word().load(SeqCst);
     let patience_ns = patience_ns(first.version() == Version::V6);
     // The place behind the newest copy has the oldest.
     for number in next..next.wrapping_add(PLACES.into()) {
@@ -64,7 +64,7 @@ pub(crate) fn take(tables: &impl Tables, frame: &[u8], first: &Fragment<'_>, now
         // The programs' clock is some milliseconds behind.
         let is_old = now_ns.saturating_sub(came.at_ns) >= patience_ns;
         bytes.truncate(L3_AT + came.len);
-        if came.ifindex != ifindex || is_old || !is_of(&bytes[L3_AT..], first) {
+        if link(came.ifindex) != first_link || is_old || !is_of(&bytes[L3_AT..], first) {
             continue;
         }
         // What was read is one packet only if its tag is still the same.

@@ -9,10 +9,8 @@ use super::{
 };
 use crate::{
     EarlyFragmentRef,
-    cell::{load64, store64},
-    early_fragment::{
-        MOST_L3_LEN, PLACES, claim, first_at, first_link, may_claim, place, tag, taken,
-    },
+    cell::load64,
+    early_fragment::{MOST_L3_LEN, PLACES, claim, may_claim, place, tag, taken},
 };
 
 /// In the place of a row: an engine has a copy of the fragment, which is to be freed.
@@ -47,18 +45,6 @@ pub(super) fn keep<K: Kernel, N: Name>(kernel: K, datagram: &N, at: usize, len: 
         // worst it has the fragment twice, and counts the second as dropped.
         _ => whose,
     }
-}
-
-/// Notes by which link the first fragment of a guest's datagram came, for the engine to compare with the
-/// links of copies. A function of its own for its stack; the result is a word, as a BPF function's is, and
-/// nothing.
-#[inline(never)]
-pub(super) fn note_first<K: Kernel, N: Name>(kernel: K, datagram: &N) -> u32 {
-    let hash = datagram.hash();
-    if let Some(first) = kernel.maps().early_tag(first_at(hash)) {
-        store64(first.word(), first_link(hash, kernel.ifindex()));
-    }
-    0
 }
 
 /// Publishes a copy. Returns its tag, whose lower half is its number; 0 if there is none.

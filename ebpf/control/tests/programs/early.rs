@@ -4,10 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use slipgate_abi::{
     DropReason, EarlyFragment, EarlyFragmentRef, EarlyTag, Handover, Protocol,
     datapath::fragment_table::{Datagram, Datagram6},
-    early_fragment::{
-        MOST_L3_LEN, PLACES, claim, first_at, first_link, has_hash, place, tag, taken,
-    },
-    portframe::PortFlags,
+    early_fragment::{MOST_L3_LEN, PLACES, claim, has_hash, place, tag, taken},
+    portframe::{PortFlags, link},
     tcp::Flags,
     vm::VmFlags,
 };
@@ -133,25 +131,28 @@ fn no_copy_is_written_by_two_runs() {
     }
 }
 
-/// The engine compares it with those of the copies.
+/// The engine compares the links of a datagram's fragments.
 #[test]
-fn the_link_of_a_guests_first_fragment_is_noted() {
+fn a_fragment_of_the_world_comes_with_its_link() {
     for (program, from) in INGRESS {
-        for first in [
-            of_ipv4(MORE, MUCH),
-            of_ipv6(FIRST6, &Frame6::rx(Protocol::Udp).l4),
+        for fragments in [
+            [of_ipv4(MORE, MUCH), of_ipv4(LATER, MUCH)],
+            [
+                of_ipv6(FIRST6, &Frame6::rx(Protocol::Udp).l4),
+                of_ipv6(LATER6, MUCH),
+            ],
         ] {
             let mut datapath = loaded!();
-            let hash = hash_of(&first);
-            let noted = |datapath: &Datapath| tags(datapath).get(first_at(hash)).word;
-            datapath.expect_unnoticed(program, &first[from..]);
-            assert_eq!(noted(&datapath), 0, "the host's");
-            match first[12] {
-                0x08 => datapath.admit(Flow::new(Protocol::Udp)),
-                _ => datapath.admit6(flow6(Protocol::Udp)),
-            };
-            assert_eq!(datapath.run(program, &first[from..]).action, REDIRECT);
-            assert_eq!(noted(&datapath), first_link(hash, TAP), "{program}");
+            datapath.admit(Flow::new(Protocol::Udp));
+            datapath.admit6(flow6(Protocol::Udp));
+            for fragment in fragments {
+                let run = datapath.run(program, &fragment[from..]);
+                assert_eq!(run.action, REDIRECT);
+                let (header, rest) = handed(&run.frame);
+                assert_eq!(header.code, Handover::Fragment as u8);
+                assert_eq!(rest[..2], link(TAP).to_be_bytes(), "{program}");
+                assert_eq!(rest[2..], fragment[14..]);
+            }
         }
     }
 }
