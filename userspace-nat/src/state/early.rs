@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::atomic::Ordering::SeqCst};
 use slipgate_abi::{
     PortHeader,
     datapath::fragment_table::{Datagram, Datagram6},
-    early_fragment::{MOST_L3_LEN, PLACES, has_hash, place, taken},
+    early_fragment::{MOST_L3_LEN, PLACES, has_hash, taken},
     portframe::link,
 };
 
@@ -34,27 +34,11 @@ pub(crate) fn take(
     now_ns: u64,
 ) -> Early {
     let mut early = Early::default();
-    let hash = hash_of(first);
-    let Some(counter) = tables.early_tag(PLACES) else {
-        return early;
-    };
-    let next = counter.word().load(SeqCst);
     let patience_ns = patience_ns(first.version() == Version::V6);
-    // The place behind the newest copy has the oldest.
-    for number in next..next.wrapping_add(PLACES.into()) {
-        let place = place(number);
-        let Some(tag) = tables.early_tag(place) else {
-            break;
-        };
-        let word = tag.word().load(SeqCst);
-        if !has_hash(word, hash) {
-            continue;
-        }
-        if early.looks >= MOST_FRAGMENTS {
-            break;
-        }
+    for (place, word) in with_hash(tables, hash_of(first)) {
         early.looks += 1;
-        let Some(copy) = tables.early_fragment(place) else {
+        let (Some(tag), Some(copy)) = (tables.early_tag(place), tables.early_fragment(place))
+        else {
             break;
         };
         let mut bytes = vec![0; L3_AT + MOST_L3_LEN];
@@ -78,6 +62,22 @@ pub(crate) fn take(
         }
     }
     early
+}
+
+/// Returns the places and tags of the copies whose datagram has this hash, oldest first; at most
+/// [`MOST_FRAGMENTS`].
+fn with_hash(tables: &impl Tables, hash: u32) -> Vec<(u32, u64)> {
+    let all = (0..PLACES).map_while(|place| {
+        let tag = tables.early_tag(place)?;
+        Some((place, tag.word().load(SeqCst)))
+    });
+    let mut found: Vec<_> = all.filter(|(_, word)| has_hash(*word, hash)).collect();
+    // Numbers go round. Another engine can write anything, which then comes anywhere.
+    if let Some((_, any)) = found.first().copied() {
+        found.sort_unstable_by_key(|(_, word)| (*word as u32).wrapping_sub(any as u32) as i32);
+    }
+    found.truncate(MOST_FRAGMENTS);
+    found
 }
 
 /// Hash of a fragment's datagram, as in the tag of its copies.

@@ -4,7 +4,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use slipgate_abi::{
     DropReason, EarlyFragment, EarlyFragmentRef, EarlyTag, Handover, Protocol,
     datapath::fragment_table::{Datagram, Datagram6},
-    early_fragment::{MOST_L3_LEN, PLACES, claim, has_hash, place, tag, taken},
+    early_fragment::{
+        EARLY_CLAIMS, MOST_L3_LEN, PLACES, claim, filled, has_hash, place, tag, taken,
+    },
     portframe::{PortFlags, link},
     tcp::Flags,
     vm::VmFlags,
@@ -24,9 +26,13 @@ fn tags(datapath: &Datapath) -> Mapped<EarlyTag> {
     Mapped::of(&datapath.ebpf, "EARLY_TAGS")
 }
 
+fn claims(datapath: &Datapath) -> Mapped<EarlyTag> {
+    Mapped::of(&datapath.ebpf, EARLY_CLAIMS)
+}
+
 /// Number of copies that were ever kept.
 pub(crate) fn kept(datapath: &Datapath) -> u64 {
-    tags(datapath).get(PLACES).word
+    claims(datapath).get(PLACES).word
 }
 
 /// A fragment of a datagram of IPv4.
@@ -73,7 +79,7 @@ fn an_early_fragment_is_the_hosts_and_a_copy_is_kept() {
         for frame in [of_ipv4(LATER, MUCH), of_ipv6(LATER6, MUCH)] {
             for number in [0, 1, u64::from(PLACES) + 5, u64::from(u32::MAX) + 1] {
                 let datapath = loaded!();
-                tags(&datapath).change(PLACES, |next| next.word = number);
+                claims(&datapath).change(PLACES, |next| next.word = number);
                 datapath.expect_unnoticed(program, &frame[from..]);
                 assert_eq!(kept(&datapath), number + 1);
                 let word = tags(&datapath).get(place(number)).word;
@@ -108,24 +114,42 @@ fn no_copy_is_written_by_two_runs() {
             let number = round + 5;
             for (before, is_kept) in [
                 (claim(number - round), false),
-                (tag(3, number + round), false),
-                (taken(number + round), false),
+                (filled(number + round), false),
                 (claim(number + round), false),
-                (tag(3, number - round), true),
-                (taken(number - round), true),
+                (filled(number - round), true),
             ] {
-                tags(&datapath).change(PLACES, |next| next.word = number);
-                tags(&datapath).change(place(number), |tag| tag.word = before);
+                claims(&datapath).change(PLACES, |next| next.word = number);
+                claims(&datapath).change(place(number), |claim| claim.word = before);
+                tags(&datapath).change(place(number), |tag| tag.word = 0);
                 copies.change(place(number), |copy| copy.len = 1);
                 datapath.expect_unnoticed(program, &frame[from..]);
                 let word = tags(&datapath).get(place(number)).word;
                 let is_written = copies.get(place(number)).len != 1;
-                assert_eq!(
-                    (word != before, is_written),
-                    (is_kept, is_kept),
-                    "{before:x}"
-                );
-                assert!(!is_kept || word == tag(hash_of(&frame), number));
+                assert_eq!((word != 0, is_written), (is_kept, is_kept), "{before:x}");
+                let (hash, claim) = (hash_of(&frame), claims(&datapath).get(place(number)).word);
+                match is_kept {
+                    true => assert_eq!((word, claim), (tag(hash, number), filled(number))),
+                    false => assert_eq!(claim, before),
+                }
+            }
+        }
+    }
+}
+
+/// Engines can write to them, and one may be hostile.
+#[test]
+fn nothing_in_the_tags_stops_the_store() {
+    for (program, from) in INGRESS {
+        for frame in [of_ipv4(LATER, MUCH), of_ipv6(LATER6, MUCH)] {
+            let datapath = loaded!();
+            for number in 0..u64::from(2 * PLACES) {
+                let far = number + (1 << 30);
+                let written = [claim(number), claim(far), tag(3, far), taken(far), u64::MAX];
+                let word = written[number as usize % written.len()];
+                tags(&datapath).change(place(number), |tag| tag.word = word);
+                datapath.expect_unnoticed(program, &frame[from..]);
+                let kept = tags(&datapath).get(place(number)).word;
+                assert_eq!(kept, tag(hash_of(&frame), number), "{program} {word:x}");
             }
         }
     }
@@ -143,8 +167,10 @@ fn a_fragment_of_the_world_comes_with_its_link() {
             ],
         ] {
             let mut datapath = loaded!();
-            datapath.admit(Flow::new(Protocol::Udp));
-            datapath.admit6(flow6(Protocol::Udp));
+            match fragments[0][12] {
+                0x08 => datapath.admit(Flow::new(Protocol::Udp)),
+                _ => datapath.admit6(flow6(Protocol::Udp)),
+            };
             for fragment in fragments {
                 let run = datapath.run(program, &fragment[from..]);
                 assert_eq!(run.action, REDIRECT);
