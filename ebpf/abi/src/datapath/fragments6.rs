@@ -157,7 +157,9 @@ fn place_of<K: Kernel, const L2: usize>(kernel: K) -> Option<Place> {
         ports: [0; 2],
         rest: [0; 2],
     };
-    if !kernel.load(L2 + IPV6_LEN, &mut header) {
+    // What is behind the packet's end is padding of the link.
+    let has_header = usize::from(u16::from_be(payload_len)) >= HEADER_LEN;
+    if !has_header || !kernel.load(L2 + IPV6_LEN, &mut header) {
         return None;
     }
     let ([next, field], [high, low]) = (header.ports, header.rest.map(u16::from_be));

@@ -467,7 +467,7 @@ fn nobodys_first_fragment_tells_the_link_of_anothers() {
             let own = rig.kernel.borrow().uplink;
             let fragments = cut(&udp(client, forward, &data()), 7);
             let forged = cut(&udp(client, forward, &[0xbd; 3_000]), 7);
-            let mut sends = |link: u32, fragment: &[u8]| {
+            let sends = |link: u32, fragment: &[u8]| {
                 let mut kernel = rig.kernel.borrow_mut();
                 kernel.uplink = link;
                 kernel.world_sends(VirtioNetHdr::default(), fragment)
