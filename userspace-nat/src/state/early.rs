@@ -34,6 +34,8 @@ pub(crate) fn take(
     now_ns: u64,
 ) -> Early {
     let mut early = Early::default();
+    // Most copies that are looked into may be of other datagrams: one buffer for all.
+    let mut buffer = [0; MOST_L3_LEN];
     let patience_ns = patience_ns(first.version() == Version::V6);
     for (place, word) in with_hash(tables, hash_of(first)) {
         early.looks += 1;
@@ -41,14 +43,13 @@ pub(crate) fn take(
         else {
             break;
         };
-        let mut bytes = vec![0; L3_AT + MOST_L3_LEN];
-        let Some(came) = copy.read(&mut bytes[L3_AT..]) else {
+        let Some(came) = copy.read(&mut buffer) else {
             continue;
         };
+        let l3 = &buffer[..came.len];
         // The programs' clock is some milliseconds behind.
         let is_old = now_ns.saturating_sub(came.at_ns) >= patience_ns;
-        bytes.truncate(L3_AT + came.len);
-        if link(came.ifindex) != first_link || is_old || !is_of(&bytes[L3_AT..], first) {
+        if link(came.ifindex) != first_link || is_old || !is_of(l3, first) {
             continue;
         }
         // What was read is one packet only if its tag is still the same.
@@ -56,9 +57,10 @@ pub(crate) fn take(
             .word()
             .compare_exchange(word, taken(word), SeqCst, SeqCst);
         if exchanged.is_ok() {
-            let head = PORT_HEADER_AT..L3_AT;
-            bytes[head.clone()].copy_from_slice(&frame[head]);
-            early.frames.push(bytes);
+            let head = &frame[PORT_HEADER_AT..L3_AT];
+            early
+                .frames
+                .push([&[0; PORT_HEADER_AT][..], head, l3].concat());
         }
     }
     early
