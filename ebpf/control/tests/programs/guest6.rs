@@ -135,34 +135,6 @@ fn what_a_guest_may_not_send_is_dropped_for_its_reason() {
     }
 }
 
-/// What is behind the packet's end is no part of it.
-#[test]
-fn a_guests_packet_that_ends_in_an_extension_header_is_dropped_for_that() {
-    for number in [0, 43, 60] {
-        for payload_len in [0_u8, 1, 4, 7, 8] {
-            let whole = Frame6::tx(Protocol::Udp);
-            let l4 = [&[whole.next_header, 0, 1, 4, 0, 0, 0, 0][..], &whole.l4].concat();
-            let frame = Frame6 {
-                next_header: number,
-                l4,
-                ..whole
-            };
-            let mut bytes = frame.bytes();
-            bytes[18..20].copy_from_slice(&[0, payload_len]);
-            let mut datapath = loaded!();
-            datapath.admit6(flow6(Protocol::Udp));
-            assert_eq!(datapath.run(EGRESS, &bytes).action, SHOT);
-            // One of multicast listeners has its header looked into.
-            let reason = match (number, payload_len) {
-                (0, ..8) => DropReason::Malformed,
-                _ => DropReason::ExtensionHeader,
-            };
-            assert_eq!(datapath.only_reason(ROW), reason, "{number} {payload_len}");
-            assert_eq!(datapath.drops.get(ROW).get(reason).packets, 1);
-        }
-    }
-}
-
 /// A first fragment, and a later one.
 fn fragments(of: &Frame6) -> [Frame6; 2] {
     [1, 24].map(|field| Frame6 {
