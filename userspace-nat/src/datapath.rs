@@ -145,8 +145,8 @@ pub trait Tables {
     /// Returns the place of a number in this process's ring of first packets; `None` where there is no
     /// ring.
     fn first_packet(&self, number: u64) -> Option<FirstPacketRef>;
-    /// Returns an element of `EARLY_TAGS`; `None` where no early fragments are kept.
-    fn early_tag(&self, index: u32) -> Option<EarlyTagRef>;
+    /// Returns the tag of an early fragment's copy by its place; `None` where none are kept.
+    fn early_tag(&self, place: u32) -> Option<EarlyTagRef>;
     /// Returns the copy of an early fragment at a place; `None` as for [`Tables::early_tag`].
     fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef>;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.

@@ -4,6 +4,8 @@
 //! ```text
 //! virtio_net_hdr (10) | PortHeader (12) | EtherType (2) | L3 …
 //! ```
+//! A fragment of the world has its link in place of the EtherType ([`Frame::link`]).
+//!
 //! The `virtio_net_hdr` (virtio 1.2 section 5.1.6, legacy length as by `TUNSETVNETHDRSZ` 10) says
 //! whether the frame is a GSO super-packet and whether its L4 checksum is still to be completed. A
 //! re-injected frame keeps this header, so that it stays whole.
@@ -11,7 +13,7 @@ use std::{collections::VecDeque, fmt, io, ops::Range, os::fd::BorrowedFd, rc::Rc
 
 use nix::sys::epoll::{Epoll, EpollFlags};
 use slipgate_abi::{
-    Command, IfIndex, PortHeader, VmRow,
+    Command, Handover, IfIndex, PortHeader, VmRow,
     portframe::PortFlags,
     segment::{self, Segments},
 };
@@ -330,6 +332,8 @@ pub struct Frame<'a> {
     pub header: PortHeader,
     /// EtherType of the packet.
     pub ethertype: u16,
+    /// Link by which a fragment of the world came ([`slipgate_abi::portframe::link`]); 0 of all else.
+    pub link: u16,
     /// The packet, from the L3 header on.
     pub l3: &'a [u8],
 }
@@ -341,10 +345,19 @@ impl<'a> Frame<'a> {
         let (vnet, rest) = bytes.split_first_chunk::<VNET_LEN>()?;
         let (header, rest) = rest.split_first_chunk::<{ PortHeader::LEN }>()?;
         let (ethertype, l3) = rest.split_first_chunk::<2>()?;
+        let header = PortHeader::decode(header)?;
+        let ethertype = u16::from_be_bytes(*ethertype);
+        let is_link =
+            header.code == Handover::Fragment as u8 && header.flags & PortFlags::FROM_UPLINK != 0;
+        let (ethertype, link) = match is_link {
+            true => (ethertype_of(l3), ethertype),
+            false => (ethertype, 0),
+        };
         Some(Self {
             vnet: VirtioNetHdr::decode(vnet),
-            header: PortHeader::decode(header)?,
-            ethertype: u16::from_be_bytes(*ethertype),
+            header,
+            ethertype,
+            link,
             l3,
         })
     }

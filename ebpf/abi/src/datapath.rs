@@ -75,8 +75,10 @@ pub unsafe trait Maps: Copy {
     fn owner(self, row: u32) -> Option<OwnerRef>;
     /// Element of `FIRST_PACKETS`, by its index.
     fn first_packet(self, index: u32) -> Option<FirstPacketRef>;
-    /// Element of `EARLY_TAGS`, by its index.
-    fn early_tag(self, index: u32) -> Option<EarlyTagRef>;
+    /// Element of `EARLY_CLAIMS`, by its index.
+    fn early_claim(self, index: u32) -> Option<EarlyTagRef>;
+    /// Element of `EARLY_TAGS`, by its place.
+    fn early_tag(self, place: u32) -> Option<EarlyTagRef>;
     /// Element of `EARLY_FRAGMENTS`, by its place.
     fn early_fragment(self, place: u32) -> Option<EarlyFragmentRef>;
     /// Row of `RATES`, by the VM's row.

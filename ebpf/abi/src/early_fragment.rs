@@ -11,19 +11,23 @@
 //! is woken for a copy, and no VM's credits are used, so a flood costs the world's other early
 //! fragments their places and nothing else.
 //!
-//! Copies are numbered without end by an element of `EARLY_TAGS`; number `n` is place `n % PLACES` of both
-//! maps. The place's tag has the number of its last copy, which only grows, and what it is: being filled
-//! in ([`claim`]), there ([`tag`], with a hash of the datagram), or taken ([`taken`]). A program claims the
-//! place by compare-and-swap, fills the copy in, and publishes it. A run that stalls between may find the
-//! place claimed by a later number, or one that stalls in it has its place passed over by others
+//! Copies are numbered without end; number `n` is place `n % PLACES` of the maps. `EARLY_CLAIMS` has the
+//! next number, and for each place the number that has it. A program claims the place by
+//! compare-and-swap ([`claim`]), marks its tag in `EARLY_TAGS`, fills the copy in, publishes it by a
+//! [`tag`] with a hash of the datagram, and releases the place ([`filled`]). A run that stalls between may
+//! find the place claimed by a later number, or one that stalls in it has its place passed over by others
 //! ([`may_claim`]): no copy is written by two, and the fragment of who gives up is not kept. An engine
 //! finds copies by their tags, reads those with its datagram's hash, and takes one that is of its datagram
-//! by compare-and-swap: if the tag is still the same, what was read is one packet.
+//! by compare-and-swap ([`taken`]): if the tag is still the same, what was read is one packet.
+//!
+//! **Engines are not trusted.** They can write to copies and tags, and so change, hide and forge those that
+//! are there. They have no descriptor of `EARLY_CLAIMS`, by which alone a program decides where it may
+//! write, and which is pinned for loaders. So no engine stops the store: whatever one leaves in a tag, the
+//! next copy takes its place.
 //!
 //! **One link.** All fragments of a datagram come by one link: another's network could guess its name, to
 //! inject data. The fragment table compares the links of those that come in order. A copy has its link,
-//! and a program that hands a first fragment over notes the first one's link ([`first_at`]) for the engine
-//! to compare.
+//! and a fragment that is handed over too ([`crate::portframe::link`]), for the engine to compare.
 //!
 //! **First and later fragments at once.** The program that handles a first fragment writes the fragment
 //! table, and then hands the fragment over. A program that has published a copy looks at that table
@@ -37,9 +41,10 @@ use crate::handle::handle;
 
 /// Copies in the store, a power of two.
 pub const PLACES: u32 = 1_024;
-/// Elements of `EARLY_TAGS`: a tag for each place, the number of the next copy, and the links of first
-/// fragments ([`first_at`]).
-pub const TAGS: u32 = 2 * PLACES + 1;
+/// Name of the map with the claims, which no engine has.
+pub const EARLY_CLAIMS: &str = "EARLY_CLAIMS";
+/// Elements of `EARLY_CLAIMS`: one for each place, and the number of the next copy.
+pub const CLAIMS: u32 = PLACES + 1;
 /// Longest packet that is kept, bytes.
 pub const MOST_L3_LEN: usize = 2_048;
 
@@ -70,17 +75,17 @@ pub struct Came {
     pub ifindex: u32,
 }
 
-/// One element of `EARLY_TAGS`.
+/// One element of `EARLY_TAGS` or `EARLY_CLAIMS`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct EarlyTag {
-    /// Of a place: its copy's [`tag`], [`claim`] or [`taken`]; 0: there was none. Of the others: the number
-    /// of the next copy, or a [`first_link`].
+    /// In `EARLY_TAGS`: the copy's [`tag`], [`claim`] or [`taken`]; 0: there was none. In `EARLY_CLAIMS`: the
+    /// place's [`claim`] or [`filled`]; behind the places the number of the next copy.
     pub word: u64,
 }
 
 const _: () = assert!(size_of::<EarlyFragment>() == 2_064);
-const _: () = assert!(PLACES == 1 << 10 && first_at(u32::MAX) == TAGS - 1);
+const _: () = assert!(PLACES.is_power_of_two());
 
 /// Place of a number.
 #[inline(always)]
@@ -94,7 +99,7 @@ pub const fn tag(hash: u32, number: u64) -> u64 {
     ((hash | 1) as u64) << 32 | number as u32 as u64
 }
 
-/// In the place of a tag: the copy of this number is being filled in.
+/// The copy of this number is being filled in.
 #[inline(always)]
 pub const fn claim(number: u64) -> u64 {
     2 << 32 | number as u32 as u64
@@ -106,24 +111,18 @@ pub const fn taken(number: u64) -> u64 {
     4 << 32 | number as u32 as u64
 }
 
-/// Whether the copy of this number may be filled in where `before` is in the place of the tag: nobody
-/// fills in another one, and no later one was there.
+/// In the place of a claim: nobody fills in the copy of this number any more.
+#[inline(always)]
+pub const fn filled(number: u64) -> u64 {
+    taken(number)
+}
+
+/// Whether the copy of this number may be filled in where `before` is the place's claim: nobody fills in
+/// another one, and no later one was there.
 #[inline(always)]
 pub const fn may_claim(before: u64, number: u64) -> bool {
     let ahead = (number as u32).wrapping_sub(before as u32) as i32;
     before == 0 || before >> 32 != 2 && ahead > 0
-}
-
-/// Element of `EARLY_TAGS` with the link of a first fragment, by the hash of its datagram.
-#[inline(always)]
-pub const fn first_at(hash: u32) -> u32 {
-    PLACES + 1 + (hash >> 22)
-}
-
-/// What that element has: whose link it is, as in a tag, and its ifindex.
-#[inline(always)]
-pub const fn first_link(hash: u32, ifindex: u32) -> u64 {
-    tag(hash, ifindex as u64)
 }
 
 /// Whether a tag is of a datagram with this hash.
@@ -140,7 +139,7 @@ handle! {
 }
 
 handle! {
-    /// Handle to an element of `EARLY_TAGS`.
+    /// Handle to an element of `EARLY_TAGS` or `EARLY_CLAIMS`.
     EarlyTagRef(EarlyTag);
     atomic {
         /// What [`EarlyTag::word`] is.

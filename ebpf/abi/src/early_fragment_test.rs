@@ -41,9 +41,3 @@ fn what_is_no_copy_has_no_hash() {
         }
     }
 }
-
-#[test]
-fn the_links_of_first_fragments_are_behind_the_tags() {
-    assert_eq!((first_at(0), first_at(u32::MAX)), (PLACES + 1, TAGS - 1));
-    assert!(has_hash(first_link(6, 3), 6) && first_link(6, 3) as u32 == 3);
-}

@@ -27,7 +27,8 @@
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
 //! [`crate::datapath::Program6`] names the elements of a program array, `PROGRAMS6`, which is pinned
-//! beside the maps and is no map of flows: no process but the loader has its descriptor.
+//! beside the maps and is no map of flows: no process but the loader has its descriptor. Nor has any that of
+//! `EARLY_CLAIMS`, an array of [`crate::EarlyTag`]: programs alone use it.
 //!
 //! Processes claim shared elements by compare-and-swap in a mapped array, or by
 //! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the only record. Scanning the

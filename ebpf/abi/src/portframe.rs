@@ -9,11 +9,22 @@
 //!  0    1    2    3    4    5    6    7    8    9    10   11
 //! 0x02 'S'  'G'  ver  code flag vm row(BE)  VM id, or next hop (BE)
 //! ```
+//!
+//! An EtherType follows, and L3. The packet shows its version itself, so a fragment of the world
+//! has its [`link`] in that place.
 
 use crate::{
     SlotIndex, VmRow,
     maps::{MAX_CHUNKS, SLOTS_PER_CHUNK},
 };
+
+/// Link by which a fragment of the world came, as its frame on the port has it: the lower half of
+/// the ifindex. All fragments of a datagram come by one link: another's network could guess its
+/// name, to inject data.
+#[inline(always)]
+pub const fn link(ifindex: u32) -> u16 {
+    ifindex as u16
+}
 
 /// Decoded header of a frame on the engine port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,7 +192,7 @@ pub enum Handover {
     Asleep = 12,
     /// A fragment, for the engine to reassemble. From the uplink: of a datagram whose first
     /// fragment has a flow's tuple; or that of a forward, or to a prefix of the VM, with
-    /// [`PortFlags::STRANGER`].
+    /// [`PortFlags::STRANGER`]. From the uplink the frame has its [`link`] in place of the EtherType.
     Fragment = 13,
     /// From the guest: a message of neighbour discovery that the kernel did not answer, or of
     /// multicast listener discovery (RFC 4861, RFC 3810).

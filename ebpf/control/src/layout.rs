@@ -196,7 +196,7 @@ impl MapName {
             Self::EarlyFragments => {
                 Shape::array(size_of::<EarlyFragment>(), early_fragment::PLACES)
             }
-            Self::EarlyTags => Shape::array(size_of::<EarlyTag>(), early_fragment::TAGS),
+            Self::EarlyTags => Shape::array(size_of::<EarlyTag>(), early_fragment::PLACES),
             Self::Forwards6 => Shape {
                 kind: Kind::HASH,
                 key: size_of::<ForwardKey6>() as u32,

@@ -42,7 +42,7 @@ use std::{
 };
 
 use aya::{Ebpf, EbpfLoader};
-use slipgate_abi::{ABI_VERSION, maps as abi_maps, skb::SKB_LAYOUT};
+use slipgate_abi::{ABI_VERSION, early_fragment::EARLY_CLAIMS, maps as abi_maps, skb::SKB_LAYOUT};
 
 use self::{
     build::{clear_build, is_this_build, open_programs, record_build},
@@ -310,6 +310,8 @@ fn load_object(paths: &Paths, object: &[u8], sizes: Sizes) -> Result<Ebpf> {
         loader.map_max_entries(map.name(), map.shape(sizes).entries);
     }
     programs6::pin(&mut loader, paths);
+    // Those for IPv6 may be loaded later, and share it. No other process gets its descriptor.
+    loader.map_pin_path(EARLY_CLAIMS, paths.pin(EARLY_CLAIMS));
     loader
         .load(object)
         .map_err(|error| refused("the BPF object", &error))

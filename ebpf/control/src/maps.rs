@@ -287,10 +287,10 @@ impl SharedMaps {
         Some(unsafe { EarlyFragmentRef::new(self.packets.get()?.early.at(place)?) })
     }
 
-    /// Returns an element of `EARLY_TAGS`; `None` as for [`SharedMaps::first_packet`].
-    pub fn early_tag(&self, index: u32) -> Option<EarlyTagRef> {
+    /// Returns the tag of a copy by its place; `None` as for [`SharedMaps::first_packet`].
+    pub fn early_tag(&self, place: u32) -> Option<EarlyTagRef> {
         // SAFETY: an element of EARLY_TAGS; the mapping is never taken down.
-        Some(unsafe { EarlyTagRef::new(self.packets.get()?.early_tags.at(index)?) })
+        Some(unsafe { EarlyTagRef::new(self.packets.get()?.early_tags.at(place)?) })
     }
 
     /// Returns a VM's row of `VMS6`; `None` beyond the last.

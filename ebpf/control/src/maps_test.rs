@@ -3,7 +3,7 @@ use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
 use slipgate_abi::{
     DropReason, Ip4, RuleIndex, SlotIndex, VmRow,
     count::drop_packet,
-    early_fragment::{PLACES, TAGS},
+    early_fragment::{EARLY_CLAIMS, PLACES},
     first_packet::RING_LEN,
     maps::{MAX_OWNERS, RuleFlags},
 };
@@ -338,11 +338,17 @@ fn rings_of_first_packets_are_there_for_who_maps_them_alone() {
             let last = MAX_OWNERS * RING_LEN - 1;
             assert!(maps.first_packet(last).is_some_and(|place| !place.has(0)));
             assert!(maps.first_packet(last + 1).is_none());
-            assert!(maps.early_tag(TAGS - 1).is_some() && maps.early_tag(TAGS).is_none());
+            assert!(maps.early_tag(PLACES - 1).is_some() && maps.early_tag(PLACES).is_none());
             assert!(maps.early_fragment(PLACES - 1).is_some());
             assert!(maps.early_fragment(PLACES).is_none());
         },
     );
+}
+
+/// An engine has the descriptors of all shared maps, and no capability.
+#[test]
+fn no_engine_has_the_claims_of_early_fragments() {
+    assert!(MapName::ALL.iter().all(|map| map.name() != EARLY_CLAIMS));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod gone;
 
 use std::{fs, path::PathBuf};
 
-use slipgate_abi::{datapath::PROGRAMS6, maps::MAX_OWNERS};
+use slipgate_abi::{datapath::PROGRAMS6, early_fragment::EARLY_CLAIMS, maps::MAX_OWNERS};
 
 pub use self::abandoned::sweep_run_dirs;
 pub(crate) use self::alone::check_alone;
@@ -58,7 +58,7 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
         // A link that was to take the place of the one there.
         .flat_map(|link| [format!("{link}-new"), link]);
     // Last: these are empty without a pin, and what is attached calls their programs.
-    let arrays = [PROGRAMS6.to_owned(), TWINS.to_owned()];
+    let arrays = [PROGRAMS6, TWINS, EARLY_CLAIMS].map(str::to_owned);
     for name in maps.chain(programs).chain(links).chain(arrays) {
         paths::remove_if_there(&paths.pin(&name), |p| fs::remove_file(p))?;
     }

@@ -12,7 +12,7 @@ use slipgate_abi::{
 };
 
 use crate::maps::{
-    ADDRESSES6, EARLY_FRAGMENTS, EARLY_TAGS, FIRST_PACKETS, FLOWS, FLOWS6, FORWARDS, FORWARDS6,
+    ADDRESSES6, EARLY_CLAIMS, EARLY_FRAGMENTS, EARLY_TAGS, FIRST_PACKETS, FLOWS, FLOWS6, FORWARDS, FORWARDS6,
     NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS, VMS6,
 };
 
@@ -59,10 +59,18 @@ unsafe impl Maps for BpfMaps {
     }
 
     #[inline(always)]
-    fn early_tag(self, index: u32) -> Option<EarlyTagRef> {
+    fn early_claim(self, index: u32) -> Option<EarlyTagRef> {
+        // SAFETY: an element of EARLY_CLAIMS.
+        EARLY_CLAIMS
+            .get_ptr_mut(index)
+            .map(|claim| unsafe { EarlyTagRef::new(claim) })
+    }
+
+    #[inline(always)]
+    fn early_tag(self, place: u32) -> Option<EarlyTagRef> {
         // SAFETY: an element of EARLY_TAGS.
         EARLY_TAGS
-            .get_ptr_mut(index)
+            .get_ptr_mut(place)
             .map(|tag| unsafe { EarlyTagRef::new(tag) })
     }
 

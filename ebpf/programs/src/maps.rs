@@ -10,7 +10,7 @@ use slipgate_abi::{
     ForwardKey6, ForwardTarget, NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry,
     Tuple, Tuple6, Vm, Vm6, VmCounters,
     datapath::Program6,
-    early_fragment::{PLACES, TAGS},
+    early_fragment::{CLAIMS, PLACES},
     first_packet::RING_LEN,
     forward::DenyKey,
     maps::{
@@ -58,7 +58,10 @@ pub(crate) static FIRST_PACKETS: Mapped<FirstPacket, { (MAX_OWNERS * RING_LEN) a
 #[btf_map]
 pub(crate) static EARLY_FRAGMENTS: Mapped<EarlyFragment, { PLACES as usize }> = Array::new();
 #[btf_map]
-pub(crate) static EARLY_TAGS: Mapped<EarlyTag, { TAGS as usize }> = Array::new();
+pub(crate) static EARLY_TAGS: Mapped<EarlyTag, { PLACES as usize }> = Array::new();
+/// Of the programs alone: an engine could stop the store.
+#[btf_map]
+pub(crate) static EARLY_CLAIMS: Mapped<EarlyTag, { CLAIMS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static VMS: Mapped<Vm, { ROWS }> = Array::new();
 #[btf_map]

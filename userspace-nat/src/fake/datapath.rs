@@ -335,8 +335,8 @@ impl Tables for FakeDatapath {
         Some(kernel.first_packet(place(self.owner, number)))
     }
 
-    fn early_tag(&self, index: u32) -> Option<EarlyTagRef> {
-        Some(self.kernel.borrow().early_tag(index))
+    fn early_tag(&self, place: u32) -> Option<EarlyTagRef> {
+        Some(self.kernel.borrow().early_tag(place))
     }
 
     fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef> {

@@ -136,6 +136,7 @@ pub struct Kernel {
     first_packets: Shared<FirstPacket>,
     early_fragments: Shared<EarlyFragment>,
     early_tags: Shared<EarlyTag>,
+    early_claims: Shared<EarlyTag>,
     counters: Shared<VmCounters>,
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
@@ -223,7 +224,8 @@ impl Kernel {
             owner_rows: Shared::zeroed(MAX_OWNERS as usize),
             first_packets: Shared::zeroed((MAX_OWNERS * RING_LEN) as usize),
             early_fragments: Shared::zeroed(early_fragment::PLACES as usize),
-            early_tags: Shared::zeroed(early_fragment::TAGS as usize),
+            early_tags: Shared::zeroed(early_fragment::PLACES as usize),
+            early_claims: Shared::zeroed(early_fragment::CLAIMS as usize),
             counters: Shared::zeroed(VMS as usize + 1),
             drops: Shared::zeroed(VMS as usize + 1),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
@@ -302,10 +304,16 @@ impl Kernel {
         unsafe { FirstPacketRef::new(self.first_packets.at(index as usize)) }
     }
 
-    /// Handle to an element of `EARLY_TAGS`.
-    pub fn early_tag(&self, index: u32) -> EarlyTagRef {
+    /// Handle to the tag of an early fragment's copy.
+    pub fn early_tag(&self, place: u32) -> EarlyTagRef {
         // SAFETY: as above.
-        unsafe { EarlyTagRef::new(self.early_tags.at(index as usize)) }
+        unsafe { EarlyTagRef::new(self.early_tags.at(place as usize)) }
+    }
+
+    /// Handle to an element of `EARLY_CLAIMS`.
+    pub fn early_claim(&self, index: u32) -> EarlyTagRef {
+        // SAFETY: as above.
+        unsafe { EarlyTagRef::new(self.early_claims.at(index as usize)) }
     }
 
     /// Handle to the copy of an early fragment.

@@ -9,7 +9,7 @@ use slipgate_abi::{
         self,
         fragment_table::{Fragment, Fragment6, PLACES},
     },
-    early_fragment::{PLACES as EARLY_PLACES, TAGS, taken},
+    early_fragment::{CLAIMS, PLACES as EARLY_PLACES, taken},
     first_packet::RING_LEN,
     maps::{MAX_NEXT_HOPS, MAX_OWNERS},
     rate::RateRef,
@@ -37,8 +37,12 @@ unsafe impl datapath::Maps for &Kernel {
         (index < MAX_OWNERS * RING_LEN).then(|| Kernel::first_packet(self, index))
     }
 
-    fn early_tag(self, index: u32) -> Option<EarlyTagRef> {
-        (index < TAGS).then(|| Kernel::early_tag(self, index))
+    fn early_claim(self, index: u32) -> Option<EarlyTagRef> {
+        (index < CLAIMS).then(|| Kernel::early_claim(self, index))
+    }
+
+    fn early_tag(self, place: u32) -> Option<EarlyTagRef> {
+        (place < EARLY_PLACES).then(|| Kernel::early_tag(self, place))
     }
 
     fn early_fragment(self, place: u32) -> Option<EarlyFragmentRef> {

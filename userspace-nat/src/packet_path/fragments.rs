@@ -35,9 +35,11 @@ impl<D: Datapath> Core<D> {
             };
             frame.is_from_world() && Self::is_fragment(frame) && is_its()
         });
-        let first = frame.and_then(|frame| Fragment::parse(frame.l3).ok());
+        let frame = frame?;
+        let first = Fragment::parse(frame.l3).ok();
         let first = first.filter(|first| first.begin == 0 && first.has_more)?;
-        Some(early::take(&self.nat.datapath, bytes, &first, now_ns))
+        let first = (&first, frame.link);
+        Some(early::take(&self.nat.datapath, bytes, first, now_ns))
     }
 
     /// Handles a fragment, and its datagram if that is whole now.

@@ -5,7 +5,8 @@ use std::{net::IpAddr, sync::atomic::Ordering::SeqCst};
 use slipgate_abi::{
     PortHeader,
     datapath::fragment_table::{Datagram, Datagram6},
-    early_fragment::{MOST_L3_LEN, PLACES, first_at, has_hash, place, taken},
+    early_fragment::{MOST_L3_LEN, PLACES, has_hash, taken},
+    portframe::link,
 };
 
 use super::reassembly::{MOST_FRAGMENTS, patience_ns};
@@ -26,45 +27,29 @@ pub(crate) struct Early {
 
 /// Takes the copies of the fragments that came before this first one by its link. `frame` is the first
 /// one's. At most [`MOST_FRAGMENTS`] copies are looked into.
-pub(crate) fn take(tables: &impl Tables, frame: &[u8], first: &Fragment<'_>, now_ns: u64) -> Early {
+pub(crate) fn take(
+    tables: &impl Tables,
+    frame: &[u8],
+    (first, first_link): (&Fragment<'_>, u16),
+    now_ns: u64,
+) -> Early {
     let mut early = Early::default();
-    let hash = hash_of(first);
-    let of_first = tables.early_tag(first_at(hash));
-    let (Some(counter), Some(of_first)) = (tables.early_tag(PLACES), of_first) else {
-        return early;
-    };
-    let of_first = of_first.word().load(SeqCst);
-    // Another datagram's first fragment has come meanwhile: by which link this one came is not known.
-    if !has_hash(of_first, hash) {
-        return early;
-    }
-    let (ifindex, next) = (of_first as u32, counter.word().load(SeqCst));
+    // Most copies that are looked into may be of other datagrams: one buffer for all.
+    let mut buffer = [0; MOST_L3_LEN];
     let patience_ns = patience_ns(first.version() == Version::V6);
-    // The place behind the newest copy has the oldest.
-    for number in next..next.wrapping_add(PLACES.into()) {
-        let place = place(number);
-        let Some(tag) = tables.early_tag(place) else {
-            break;
-        };
-        let word = tag.word().load(SeqCst);
-        if !has_hash(word, hash) {
-            continue;
-        }
-        if early.looks >= MOST_FRAGMENTS {
-            break;
-        }
+    for (place, word) in with_hash(tables, hash_of(first)) {
         early.looks += 1;
-        let Some(copy) = tables.early_fragment(place) else {
+        let (Some(tag), Some(copy)) = (tables.early_tag(place), tables.early_fragment(place))
+        else {
             break;
         };
-        let mut bytes = vec![0; L3_AT + MOST_L3_LEN];
-        let Some(came) = copy.read(&mut bytes[L3_AT..]) else {
+        let Some(came) = copy.read(&mut buffer) else {
             continue;
         };
+        let l3 = &buffer[..came.len];
         // The programs' clock is some milliseconds behind.
         let is_old = now_ns.saturating_sub(came.at_ns) >= patience_ns;
-        bytes.truncate(L3_AT + came.len);
-        if came.ifindex != ifindex || is_old || !is_of(&bytes[L3_AT..], first) {
+        if link(came.ifindex) != first_link || is_old || !is_of(l3, first) {
             continue;
         }
         // What was read is one packet only if its tag is still the same.
@@ -72,12 +57,29 @@ pub(crate) fn take(tables: &impl Tables, frame: &[u8], first: &Fragment<'_>, now
             .word()
             .compare_exchange(word, taken(word), SeqCst, SeqCst);
         if exchanged.is_ok() {
-            let head = PORT_HEADER_AT..L3_AT;
-            bytes[head.clone()].copy_from_slice(&frame[head]);
-            early.frames.push(bytes);
+            let head = &frame[PORT_HEADER_AT..L3_AT];
+            early
+                .frames
+                .push([&[0; PORT_HEADER_AT][..], head, l3].concat());
         }
     }
     early
+}
+
+/// Returns the places and tags of the copies whose datagram has this hash, oldest first; at most
+/// [`MOST_FRAGMENTS`].
+fn with_hash(tables: &impl Tables, hash: u32) -> Vec<(u32, u64)> {
+    let all = (0..PLACES).map_while(|place| {
+        let tag = tables.early_tag(place)?;
+        Some((place, tag.word().load(SeqCst)))
+    });
+    let mut found: Vec<_> = all.filter(|(_, word)| has_hash(*word, hash)).collect();
+    // Numbers go round. Another engine can write anything, which then comes anywhere.
+    if let Some((_, any)) = found.first().copied() {
+        found.sort_unstable_by_key(|(_, word)| (*word as u32).wrapping_sub(any as u32) as i32);
+    }
+    found.truncate(MOST_FRAGMENTS);
+    found
 }
 
 /// Hash of a fragment's datagram, as in the tag of its copies.

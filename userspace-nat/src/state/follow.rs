@@ -45,7 +45,7 @@ use crate::{
 /// Steps to examine a flow: its route is looked up, and its slot is read.
 const STEPS_PER_LOOK: u32 = 8;
 /// Steps of a question to the kernel about a flow's route: two system calls.
-const STEPS_PER_QUESTION: u32 = 64;
+pub(crate) const STEPS_PER_QUESTION: u32 = 64;
 /// Steps to end a flow: both its tuples are deleted in the kernel.
 const STEPS_PER_END: u32 = 128;
 /// Steps to cut a flow: its guest may have to be asked for a segment.

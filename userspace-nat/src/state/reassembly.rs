@@ -29,7 +29,7 @@ use slipgate_abi::{VmRow, segment::Segments};
 use crate::{
     clock::SECOND_NS,
     packet::{Fragment, ipv6::FRAGMENT_HEADER_LEN},
-    port::L3_AT,
+    port::{Frame, L3_AT},
 };
 
 mod whole;
@@ -151,6 +151,8 @@ struct Name {
     identification: u32,
     /// Of IPv4 alone: in IPv6 it may differ among fragments of a datagram.
     protocol: Option<u8>,
+    /// Link by which those of the world come: another's network could guess the rest, to inject data.
+    link: u16,
 }
 
 impl Reassembly {
@@ -174,6 +176,7 @@ impl Reassembly {
             destination: fragment.destination,
             identification: fragment.identification,
             protocol: (!sender.is_ipv6).then_some(fragment.protocol),
+            link: Frame::parse(frame).map_or(0, |frame| frame.link),
         };
         let (sender, at) = self.place(sender, name, now_ns);
         let Some(datagrams) = self.senders.get_mut(&sender) else {

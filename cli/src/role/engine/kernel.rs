@@ -273,8 +273,8 @@ impl Tables for KernelDatapath {
         self.maps.first_packet(place(self.owner_row, number))
     }
 
-    fn early_tag(&self, index: u32) -> Option<EarlyTagRef> {
-        self.maps.early_tag(index)
+    fn early_tag(&self, place: u32) -> Option<EarlyTagRef> {
+        self.maps.early_tag(place)
     }
 
     fn early_fragment(&self, place: u32) -> Option<EarlyFragmentRef> {

@@ -9,10 +9,8 @@ use super::{
 };
 use crate::{
     EarlyFragmentRef,
-    cell::{load64, store64},
-    early_fragment::{
-        MOST_L3_LEN, PLACES, claim, first_at, first_link, may_claim, place, tag, taken,
-    },
+    cell::load64,
+    early_fragment::{MOST_L3_LEN, PLACES, claim, filled, may_claim, place, tag, taken},
 };
 
 /// In the place of a row: an engine has a copy of the fragment, which is to be freed.
@@ -49,18 +47,6 @@ pub(super) fn keep<K: Kernel, N: Name>(kernel: K, datagram: &N, at: usize, len: 
     }
 }
 
-/// Notes by which link the first fragment of a guest's datagram came, for the engine to compare with the
-/// links of copies. A function of its own for its stack; the result is a word, as a BPF function's is, and
-/// nothing.
-#[inline(never)]
-pub(super) fn note_first<K: Kernel, N: Name>(kernel: K, datagram: &N) -> u32 {
-    let hash = datagram.hash();
-    if let Some(first) = kernel.maps().early_tag(first_at(hash)) {
-        store64(first.word(), first_link(hash, kernel.ifindex()));
-    }
-    0
-}
-
 /// Publishes a copy. Returns its tag, whose lower half is its number; 0 if there is none.
 #[inline(always)]
 fn publish<K: Kernel>(kernel: K, hash: u32, at: usize, len: u32) -> u64 {
@@ -69,34 +55,39 @@ fn publish<K: Kernel>(kernel: K, hash: u32, at: usize, len: u32) -> u64 {
         return 0;
     }
     let maps = kernel.maps();
-    let Some(next) = maps.early_tag(PLACES) else {
+    let Some(next) = maps.early_claim(PLACES) else {
         return 0;
     };
     let number = next.word().fetch_add(1, SeqCst);
-    let (Some(its_tag), Some(copy)) = (
+    let (Some(its_claim), Some(its_tag), Some(copy)) = (
+        maps.early_claim(place(number)),
         maps.early_tag(place(number)),
         maps.early_fragment(place(number)),
     ) else {
         return 0;
     };
     // Else a run that stalls fills it in, or this one has stalled.
-    let (claim, before) = (claim(number), load64(its_tag.word()));
+    let (claim, before) = (claim(number), load64(its_claim.word()));
     let is_claimed = may_claim(before, number)
-        && its_tag
+        && its_claim
             .word()
             .compare_exchange(before, claim, SeqCst, Relaxed)
             .is_ok();
     if !is_claimed {
         return 0;
     }
-    if !fill(kernel, copy, at, len) {
-        its_tag.word().swap(taken(number), SeqCst);
-        return 0;
-    }
-    let word = tag(hash, number);
+    // Whatever is there: an engine may have written it. One that reads the copy finds another tag now.
+    its_tag.word().swap(claim, SeqCst);
+    let is_filled = fill(kernel, copy, at, len);
+    let word = if is_filled {
+        tag(hash, number)
+    } else {
+        taken(number)
+    };
     // What was written is seen before the tag; and the tag before this looks at the table.
     its_tag.word().swap(word, SeqCst);
-    word
+    its_claim.word().swap(filled(number), SeqCst);
+    if is_filled { word } else { 0 }
 }
 
 /// Fills a claimed place in. Returns whether the packet is whole.

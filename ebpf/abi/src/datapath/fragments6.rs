@@ -9,7 +9,7 @@
 use super::{
     Kernel,
     drops::{NOBODY, drop_packet},
-    early_fragments::{TAKEN, keep, note_first},
+    early_fragments::{TAKEN, keep},
     fragment_table::{self, Datagram6, STRANGER},
     guest_egress6::{is_guests, use_address},
     handover::hand_over,
@@ -157,7 +157,9 @@ fn place_of<K: Kernel, const L2: usize>(kernel: K) -> Option<Place> {
         ports: [0; 2],
         rest: [0; 2],
     };
-    if !kernel.load(L2 + IPV6_LEN, &mut header) {
+    // What is behind the packet's end is padding of the link.
+    let has_header = usize::from(u16::from_be(payload_len)) >= HEADER_LEN;
+    if !has_header || !kernel.load(L2 + IPV6_LEN, &mut header) {
         return None;
     }
     let ([next, field], [high, low]) = (header.ports, header.rest.map(u16::from_be));
@@ -251,9 +253,6 @@ fn note<K: Kernel, const L2: usize>(kernel: K, whose: u32) -> u32 {
     // One that is the whole datagram has nothing to do with others of its name (RFC 6946).
     if fragment.has_more {
         fragment_table::remember(kernel, &fragment.datagram, whose);
-        if fragment_table::is_guests(whose) {
-            note_first(kernel, &fragment.datagram);
-        }
     }
     whose
 }

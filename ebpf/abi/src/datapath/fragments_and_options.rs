@@ -13,7 +13,7 @@
 use super::{
     Kernel,
     drops::{NOBODY, drop_packet},
-    early_fragments::{TAKEN, keep, note_first},
+    early_fragments::{TAKEN, keep},
     fragment_table::{self, Datagram},
     ipv4::{IPV4_LEN, Ipv4, V4},
     packet::ETHERNET_LEN,
@@ -105,9 +105,6 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
         }
         if is_fragment {
             fragment_table::remember(kernel, &datagram, whose);
-            if fragment_table::is_guests(whose) {
-                note_first(kernel, &datagram);
-            }
         }
         whose
     };

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     DropReason, Handover, PortHeader,
     cell::{load32, load64},
-    portframe::PortFlags,
+    portframe::{PortFlags, link},
     segment::MAX_GSO_FRAME_LEN,
 };
 
@@ -143,7 +143,12 @@ fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::En
     // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
     ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };
     if from_world {
-        ethernet.ether_type = F::ETHER_TYPE.to_be();
+        let ether_type = if code == Handover::Fragment as u8 {
+            link(kernel.ifindex())
+        } else {
+            F::ETHER_TYPE
+        };
+        ethernet.ether_type = ether_type.to_be();
     }
     kernel.redirect(port)
 }

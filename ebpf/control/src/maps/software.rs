@@ -33,7 +33,11 @@ unsafe impl datapath::Maps for &SharedMaps {
     }
 
     /// The host's sockets receive whole packets.
-    fn early_tag(self, _index: u32) -> Option<EarlyTagRef> {
+    fn early_claim(self, _index: u32) -> Option<EarlyTagRef> {
+        None
+    }
+
+    fn early_tag(self, _place: u32) -> Option<EarlyTagRef> {
         None
     }
 

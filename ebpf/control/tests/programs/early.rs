@@ -5,9 +5,9 @@ use slipgate_abi::{
     DropReason, EarlyFragment, EarlyFragmentRef, EarlyTag, Handover, Protocol,
     datapath::fragment_table::{Datagram, Datagram6},
     early_fragment::{
-        MOST_L3_LEN, PLACES, claim, first_at, first_link, has_hash, place, tag, taken,
+        EARLY_CLAIMS, MOST_L3_LEN, PLACES, claim, filled, has_hash, place, tag, taken,
     },
-    portframe::PortFlags,
+    portframe::{PortFlags, link},
     tcp::Flags,
     vm::VmFlags,
 };
@@ -26,9 +26,13 @@ fn tags(datapath: &Datapath) -> Mapped<EarlyTag> {
     Mapped::of(&datapath.ebpf, "EARLY_TAGS")
 }
 
+fn claims(datapath: &Datapath) -> Mapped<EarlyTag> {
+    Mapped::of(&datapath.ebpf, EARLY_CLAIMS)
+}
+
 /// Number of copies that were ever kept.
 pub(crate) fn kept(datapath: &Datapath) -> u64 {
-    tags(datapath).get(PLACES).word
+    claims(datapath).get(PLACES).word
 }
 
 /// A fragment of a datagram of IPv4.
@@ -75,7 +79,7 @@ fn an_early_fragment_is_the_hosts_and_a_copy_is_kept() {
         for frame in [of_ipv4(LATER, MUCH), of_ipv6(LATER6, MUCH)] {
             for number in [0, 1, u64::from(PLACES) + 5, u64::from(u32::MAX) + 1] {
                 let datapath = loaded!();
-                tags(&datapath).change(PLACES, |next| next.word = number);
+                claims(&datapath).change(PLACES, |next| next.word = number);
                 datapath.expect_unnoticed(program, &frame[from..]);
                 assert_eq!(kept(&datapath), number + 1);
                 let word = tags(&datapath).get(place(number)).word;
@@ -110,48 +114,71 @@ fn no_copy_is_written_by_two_runs() {
             let number = round + 5;
             for (before, is_kept) in [
                 (claim(number - round), false),
-                (tag(3, number + round), false),
-                (taken(number + round), false),
+                (filled(number + round), false),
                 (claim(number + round), false),
-                (tag(3, number - round), true),
-                (taken(number - round), true),
+                (filled(number - round), true),
             ] {
-                tags(&datapath).change(PLACES, |next| next.word = number);
-                tags(&datapath).change(place(number), |tag| tag.word = before);
+                claims(&datapath).change(PLACES, |next| next.word = number);
+                claims(&datapath).change(place(number), |claim| claim.word = before);
+                tags(&datapath).change(place(number), |tag| tag.word = 0);
                 copies.change(place(number), |copy| copy.len = 1);
                 datapath.expect_unnoticed(program, &frame[from..]);
                 let word = tags(&datapath).get(place(number)).word;
                 let is_written = copies.get(place(number)).len != 1;
-                assert_eq!(
-                    (word != before, is_written),
-                    (is_kept, is_kept),
-                    "{before:x}"
-                );
-                assert!(!is_kept || word == tag(hash_of(&frame), number));
+                assert_eq!((word != 0, is_written), (is_kept, is_kept), "{before:x}");
+                let (hash, claim) = (hash_of(&frame), claims(&datapath).get(place(number)).word);
+                match is_kept {
+                    true => assert_eq!((word, claim), (tag(hash, number), filled(number))),
+                    false => assert_eq!(claim, before),
+                }
             }
         }
     }
 }
 
-/// The engine compares it with those of the copies.
+/// Engines can write to them, and one may be hostile.
 #[test]
-fn the_link_of_a_guests_first_fragment_is_noted() {
+fn nothing_in_the_tags_stops_the_store() {
     for (program, from) in INGRESS {
-        for first in [
-            of_ipv4(MORE, MUCH),
-            of_ipv6(FIRST6, &Frame6::rx(Protocol::Udp).l4),
+        for frame in [of_ipv4(LATER, MUCH), of_ipv6(LATER6, MUCH)] {
+            let datapath = loaded!();
+            for number in 0..u64::from(2 * PLACES) {
+                let far = number + (1 << 30);
+                let written = [claim(number), claim(far), tag(3, far), taken(far), u64::MAX];
+                let word = written[number as usize % written.len()];
+                tags(&datapath).change(place(number), |tag| tag.word = word);
+                datapath.expect_unnoticed(program, &frame[from..]);
+                let kept = tags(&datapath).get(place(number)).word;
+                assert_eq!(kept, tag(hash_of(&frame), number), "{program} {word:x}");
+            }
+        }
+    }
+}
+
+/// The engine compares the links of a datagram's fragments.
+#[test]
+fn a_fragment_of_the_world_comes_with_its_link() {
+    for (program, from) in INGRESS {
+        for fragments in [
+            [of_ipv4(MORE, MUCH), of_ipv4(LATER, MUCH)],
+            [
+                of_ipv6(FIRST6, &Frame6::rx(Protocol::Udp).l4),
+                of_ipv6(LATER6, MUCH),
+            ],
         ] {
             let mut datapath = loaded!();
-            let hash = hash_of(&first);
-            let noted = |datapath: &Datapath| tags(datapath).get(first_at(hash)).word;
-            datapath.expect_unnoticed(program, &first[from..]);
-            assert_eq!(noted(&datapath), 0, "the host's");
-            match first[12] {
+            match fragments[0][12] {
                 0x08 => datapath.admit(Flow::new(Protocol::Udp)),
                 _ => datapath.admit6(flow6(Protocol::Udp)),
             };
-            assert_eq!(datapath.run(program, &first[from..]).action, REDIRECT);
-            assert_eq!(noted(&datapath), first_link(hash, TAP), "{program}");
+            for fragment in fragments {
+                let run = datapath.run(program, &fragment[from..]);
+                assert_eq!(run.action, REDIRECT);
+                let (header, rest) = handed(&run.frame);
+                assert_eq!(header.code, Handover::Fragment as u8);
+                assert_eq!(rest[..2], link(TAP).to_be_bytes(), "{program}");
+                assert_eq!(rest[2..], fragment[14..]);
+            }
         }
     }
 }

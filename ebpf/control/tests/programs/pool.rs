@@ -20,6 +20,7 @@ use slipgate_abi::{
         PROGRAMS6, Program6,
         fragment_table::{Fragment, Fragment6, PLACES},
     },
+    early_fragment::EARLY_CLAIMS,
     forward::DenyKey,
     skb::SKB_LAYOUT,
 };
@@ -195,7 +196,9 @@ impl Loaded {
         self.drops.clear();
         self.hops.clear();
         self.rates.clear();
-        Mapped::<EarlyTag>::of(&self.ebpf, "EARLY_TAGS").clear();
+        for map in ["EARLY_TAGS", EARLY_CLAIMS] {
+            Mapped::<EarlyTag>::of(&self.ebpf, map).clear();
+        }
         clear_hash::<Tuple, FlowRef>(&mut self.ebpf, "FLOWS");
         clear_hash::<Tuple6, FlowRef>(&mut self.ebpf, "FLOWS6");
         clear_hash::<u32, TapEntry>(&mut self.ebpf, "TAPS");

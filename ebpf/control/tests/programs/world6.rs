@@ -6,7 +6,7 @@ use slipgate_abi::{
     DropReason, Handover, Protocol, Verdict, portframe::PortFlags, tcp::Flags, vm::VmFlags,
 };
 
-use crate::{datapath::*, flow6::*, frame6::*, loaded};
+use crate::{datapath::*, early::kept, flow6::*, frame6::*, loaded};
 
 const INGRESS: &str = "uplink_ingress";
 
@@ -125,7 +125,8 @@ fn fragments_of_a_live_flow_go_to_the_engine() {
                 let (header, rest) = crate::frame::handed(&run.frame);
                 assert_eq!(header.code, Handover::Fragment as u8);
                 assert_eq!(header.flags, PortFlags::FROM_UPLINK);
-                assert_eq!(rest, &frame(field)[12..]);
+                // In place of the EtherType is the link.
+                assert_eq!(rest[2..], frame(field)[14..]);
             }
         }
     }
@@ -344,6 +345,56 @@ fn a_flows_packet_with_a_wrong_transport_header_is_the_hosts() {
             datapath.expect_unnoticed(program, &bytes);
         }
     }
+}
+
+/// What is behind the packet's end is padding of the link, whatever it looks like.
+#[test]
+fn a_packet_that_ends_in_an_extension_header_is_no_flows() {
+    for (program, l2) in [(INGRESS, 14), ("uplink_ingress_l3", 0)] {
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6] {
+            for number in [0, 43, 60] {
+                let frame = behind(&[(number, 0)], &Frame6::rx(protocol));
+                for payload_len in [0, 1, 4, 7, 8, 15] {
+                    let mut bytes = frame.bytes()[14 - l2..].to_vec();
+                    let mut datapath = loaded!();
+                    datapath.admit6(flow6(protocol));
+                    assert_eq!(datapath.run(program, &bytes).action, SHOT);
+                    datapath
+                        .drops
+                        .change(ROW, |drops| *drops = Default::default());
+                    set_payload_len(&mut bytes[l2..], payload_len);
+                    datapath.expect_unnoticed(program, &bytes);
+                }
+            }
+        }
+    }
+}
+
+/// Neither handed over by what the padding says, nor kept.
+#[test]
+fn a_packet_that_ends_in_its_fragment_header_is_no_fragment_of_a_guests() {
+    for (program, l2) in [(INGRESS, 14), ("uplink_ingress_l3", 0)] {
+        let mut datapath = loaded!();
+        datapath.admit6(flow6(Protocol::Udp));
+        let frame = |field| fragment(Protocol::Udp, field, 7).bytes()[14 - l2..].to_vec();
+        assert_eq!(datapath.run(program, &frame(FIRST)).action, REDIRECT);
+        for field in [FIRST, LATER, 0] {
+            for payload_len in [0, 4, 7] {
+                let mut bytes = frame(field);
+                set_payload_len(&mut bytes[l2..], payload_len);
+                datapath.expect_unnoticed(program, &bytes);
+            }
+        }
+        assert_eq!(datapath.drops_of(ROW), []);
+        assert_eq!(kept(&datapath), 0);
+        // The guest's datagram is still known.
+        assert_eq!(datapath.run(program, &frame(LATER)).action, REDIRECT);
+    }
+}
+
+/// Has the packet end so many bytes behind its header.
+fn set_payload_len(l3: &mut [u8], len: u16) {
+    l3[4..6].copy_from_slice(&len.to_be_bytes());
 }
 
 #[test]

@@ -17,7 +17,9 @@ use crate::{
     datapath::Tables as _,
     dns::Ways as _,
     event_loop::{QUESTION_WORK, WORK_PER_TURN},
+    flow::STEPS_PER_TURN,
     port::VirtioNetHdr,
+    state::follow::STEPS_PER_QUESTION,
 };
 
 const HOST: EgressRoutes = EgressRoutes::Host { mark: 0 };
@@ -189,4 +191,31 @@ fn a_question_to_the_kernel_is_work_of_the_vm_that_makes_it_necessary() {
     // The refusal and the guest's answer, with a question and without.
     assert_eq!((work(), kernel.asked().len()), (1 + QUESTION_WORK, 1));
     assert_eq!((work(), kernel.asked().len()), (1, 0), "it is known");
+}
+
+/// A question is two system calls, and a turn of the loop serves all VMs.
+#[test]
+fn a_turn_of_a_walk_asks_about_some_flows_and_in_the_end_about_all() {
+    const FLOWS: u16 = 600;
+    let (mut rig, kernel) = rig();
+    for port in 40_000..40_000 + FLOWS {
+        kernel.set(port, Answer::Table(254));
+        rig.guest(1, &udp((GUEST, port), SERVER, b"x"));
+    }
+    assert_eq!(rig.flows(), usize::from(FLOWS));
+    kernel.asked();
+    rig.follow(undecided(2));
+    let most = (STEPS_PER_TURN / STEPS_PER_QUESTION + 1) as usize;
+    let (mut asked, mut turns) = (0, 0);
+    loop {
+        let now = kernel.asked().len();
+        assert!(now <= most, "{now} in turn {turns}");
+        asked += now;
+        if !rig.engine.core.nat.network.following.is_under_way() {
+            break;
+        }
+        turns += 1;
+        rig.turn();
+    }
+    assert_eq!(asked, usize::from(FLOWS));
 }

@@ -154,6 +154,26 @@ fn the_worlds_ipv6_fragments_reach_the_guest() {
     }
 }
 
+/// What is behind the packet's end is no part of it, whatever it looks like.
+#[test]
+fn a_packet_that_ends_in_its_fragment_header_is_malformed() {
+    let mut rig = Rig::with(setup());
+    let fragments = cut(&datagram());
+    guest_sends(&mut rig, &fragments[..1]);
+    for (dropped, payload_len) in (1..).zip([0, 1, 4, 7]) {
+        let mut ends = fragments[1].clone();
+        ends[4..6].copy_from_slice(&[0, payload_len]);
+        let handled = rig.guest(1, &ends);
+        assert_eq!(handled, Handling::Dropped(DropReason::Malformed));
+        assert_eq!(rig.dropped(1, DropReason::Malformed), dropped);
+    }
+    assert!(rig.at_world().is_empty() && rig.at_guest().is_empty());
+    // Those of the datagram are as they were.
+    guest_sends(&mut rig, &fragments[1..]);
+    assert_eq!(rig.at_world().len(), 3);
+    assert_eq!(rig.dropped(1, DropReason::Fragment), 0);
+}
+
 #[test]
 fn ipv6_fragments_of_no_flow_are_the_hosts() {
     let mut rig = Rig::with(setup());

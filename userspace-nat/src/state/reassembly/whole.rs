@@ -7,7 +7,7 @@ use crate::{
         ipv6::{EXTENSIONS, FRAGMENT},
         transport::UDP_HEADER_LEN,
     },
-    port::{L3_AT, VNET_LEN},
+    port::{ETHERTYPE_AT, L3_AT, VNET_LEN, ethertype_of},
 };
 
 /// Longest data of a datagram of either family, bytes.
@@ -104,6 +104,9 @@ pub(super) fn head_of(frame: &[u8], version: Version) -> Vec<u8> {
 pub(super) fn frame_of(head: Vec<u8>, protocol: u8, data: &[u8], is_marked: bool) -> Vec<u8> {
     let mut frame = head;
     frame[..VNET_LEN].fill(0);
+    // A fragment of the world has its link there.
+    let ethertype = ethertype_of(&frame[L3_AT..]);
+    frame[ETHERTYPE_AT..L3_AT].copy_from_slice(&ethertype.to_be_bytes());
     frame.extend_from_slice(data);
     let ip = &mut frame[L3_AT..];
     if ip[0] >> 4 == 6 {

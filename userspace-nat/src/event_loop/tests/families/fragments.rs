@@ -69,7 +69,7 @@ fn cut_as(packet: &[u8], id: u16, step: usize) -> Vec<Vec<u8>> {
     all.collect()
 }
 
-fn cut(packet: &[u8], id: u16) -> Vec<Vec<u8>> {
+pub(super) fn cut(packet: &[u8], id: u16) -> Vec<Vec<u8>> {
     cut_as(packet, id, STEP)
 }
 
@@ -453,6 +453,56 @@ fn the_fragments_of_a_datagram_come_by_one_link() {
             at_guest_in(&mut rig, &fragments);
         }
     }
+}
+
+/// The name of a datagram is no secret, and its hash less: first fragments that are sent to a forward by
+/// another link meanwhile, of its name or of another with the same hash, do not tell whose copies it gets.
+#[test]
+fn nobodys_first_fragment_tells_the_link_of_anothers() {
+    const OTHER: u32 = 77;
+    for family in families() {
+        for is_same in [true, false] {
+            let mut rig = with_forwards();
+            let (client, forward) = ((family.peer, 50_000), (family.nat, 8_080));
+            let own = rig.kernel.borrow().uplink;
+            let fragments = cut(&udp(client, forward, &data()), 7);
+            let forged = cut(&udp(client, forward, &[0xbd; 3_000]), 7);
+            let sends = |link: u32, fragment: &[u8]| {
+                let mut kernel = rig.kernel.borrow_mut();
+                kernel.uplink = link;
+                kernel.world_sends(VirtioNetHdr::default(), fragment)
+            };
+            // All are on their way before the engine has looked at any.
+            assert_eq!(sends(OTHER, &forged[1]), Handling::Passed);
+            assert_eq!(sends(own, &fragments[1]), Handling::Passed);
+            assert_eq!(sends(own, &fragments[0]), HANDED);
+            let meanwhile = match is_same {
+                true => forged[0].clone(),
+                false => with_the_same_hash(&forged[0]),
+            };
+            assert_eq!(sends(OTHER, &meanwhile), HANDED);
+            // Its entry of the table is the other's by now, so a copy of it is kept.
+            assert_eq!(sends(own, &fragments[2]), Handling::Passed);
+            rig.turn();
+            let whole = at_guest_in(&mut rig, &fragments);
+            assert!(whole.ends_with(&data()), "{family:?} {is_same}");
+            assert_eq!(rig.flows(), 1);
+        }
+    }
+}
+
+/// A fragment of another datagram, whose hash is the same.
+fn with_the_same_hash(fragment: &[u8]) -> Vec<u8> {
+    let mut other = fragment.to_vec();
+    // Octets of source and identification that are mixed by exclusive or.
+    let is_ipv6 = other[0] >> 4 == 6;
+    for at in if is_ipv6 { [11, 47] } else { [4, 14] } {
+        other[at] ^= 1;
+    }
+    if !is_ipv6 {
+        crate::packet::ipv4::fill_checksum(&mut other, 20);
+    }
+    other
 }
 
 /// Whoever floods takes the places of other early fragments, the oldest first, and nothing else.

@@ -3,7 +3,7 @@ use std::net::Ipv6Addr;
 
 use slipgate_abi::{DropReason, Handover, tcp::Flags};
 
-use super::*;
+use super::{super::fragments::data, fragments::cut, *};
 use crate::clock::SECOND_NS;
 
 /// Key of VM 1's prefix in `FORWARDS6`.
@@ -62,6 +62,25 @@ fn a_routed_guest_keeps_its_address_and_port() {
         rig.pass(SECOND_NS);
         assert_eq!(rig.flows(), 1);
     }
+}
+
+/// The address shows whose a fragment is whatever its link, and another's network could guess the rest.
+#[test]
+fn the_fragments_of_a_datagram_to_a_routed_guest_come_by_one_link() {
+    const OTHER: u32 = 77;
+    let (mut rig, family) = (rig(), own());
+    rig.guest(1, &udp((family.guest, 5_000), family.server(), b"x"));
+    let packet = udp(family.server(), (family.guest, 5_000), &data());
+    let fragments = cut(&packet, 7);
+    let link = rig.kernel.borrow().uplink;
+    for (at, link) in [(1, OTHER), (0, link), (2, link)] {
+        rig.kernel.borrow_mut().uplink = link;
+        let handled = rig.world(&fragments[at]);
+        assert_eq!(handled, Handling::Engine(Handover::Fragment));
+    }
+    assert!(rig.at_guest().is_empty());
+    rig.world(&fragments[1]);
+    assert_eq!(rig.at_guest().len(), 3, "with the genuine one it is whole");
 }
 
 #[test]
