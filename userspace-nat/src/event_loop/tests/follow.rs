@@ -102,6 +102,7 @@ fn what_concerns_no_flow_has_none_looked_at() {
     rig.follow(changed(|routes, links| {
         links.push(Link {
             ifindex: IfIndex::new(9),
+            name: "docker0".into(),
             mtu: 1_500,
             has_l2: true,
         });
@@ -205,6 +206,7 @@ fn with_second_uplink(address: &str) -> NetworkView {
         routes.vm_uplinks = vec![SECOND];
         links.push(Link {
             ifindex: SECOND,
+            name: "up1".into(),
             mtu: 1_420,
             has_l2: false,
         });
@@ -332,8 +334,14 @@ fn flows_of_a_vm_with_another_uplink_end_and_new_ones_leave_by_it() {
     give_uplink(&mut rig, None);
     assert_eq!(uplinks(&rig), [UPLINK]);
     rig.pass(SECOND_NS);
-    let ends: Vec<_> = rig.records().iter().map(|r| r["end"].clone()).collect();
+    let records = rig.records();
+    let ends: Vec<_> = records.iter().map(|r| r["end"].clone()).collect();
     assert_eq!(ends, ["uplink", "uplink"]);
+    let eth0 = serde_json::json!({ "name": "eth0", "index": UPLINK, "next_hop": "192.0.2.254" });
+    let up1 = serde_json::json!({ "name": "up1", "index": SECOND });
+    for (record, was, is) in [(&records[0], &eth0, &up1), (&records[1], &up1, &eth0)] {
+        assert_eq!((&record["uplink"], &record["moved_to"]), (was, is));
+    }
 }
 
 #[test]
