@@ -35,6 +35,7 @@ fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>)
         remote: Remote::Port(format!("198.51.100.{slot}:443").parse().unwrap()),
         nat: format!("192.0.2.1:{}", 61_000 + slot).parse().ok(),
         host: None,
+        uplink: None,
         verdict: "fast",
         path: "kernel",
         direction: "outbound",

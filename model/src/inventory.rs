@@ -2,7 +2,7 @@
 use std::{net::SocketAddr, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::SlotIndex;
+use slipgate_abi::{IfIndex, SlotIndex};
 use slipgate_policy::RefusedCounts;
 
 use crate::{Labels, RelayedId};
@@ -10,6 +10,9 @@ use crate::{Labels, RelayedId};
 /// One page of the state that only the engine has: names, refusals and relayed flows.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EngineInventory {
+    /// Names of the host's links by which flows may leave, on the first page.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<(IfIndex, String)>,
     /// Labels of each VM that has some, by its name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<(String, Labels)>,

@@ -26,9 +26,9 @@ pub use self::{
         RefusedSample, RelayedCounts,
     },
     network::{
-        FurtherRoutes, HopShare, HostAddress, Link, NAMESPACE_SOCKETS, NetworkView, RouteDomain,
-        RouteEntry, RouteKind, RouteSnapshot, RouteStep, SourceUse, StepAction, USERSPACE_GUEST,
-        USERSPACE_PORT,
+        FlowUplink, FurtherRoutes, HopShare, HostAddress, Link, NAMESPACE_SOCKETS, NetworkView,
+        RouteDomain, RouteEntry, RouteKind, RouteSnapshot, RouteStep, SourceUse, StepAction,
+        USERSPACE_GUEST, USERSPACE_PORT,
     },
     vm::{ActivityPage, GuestIpv6, Ipv6Mode, Labels, MacMismatch, Silence, VmSpec},
 };

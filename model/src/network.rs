@@ -137,14 +137,41 @@ pub enum RouteKind {
 }
 
 /// A link that packets may leave by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Link {
     /// Interface index of the link.
     pub ifindex: IfIndex,
+    /// Name of the link.
+    pub name: String,
     /// Largest L3 packet, bytes.
     pub mtu: u32,
     /// Whether its frames begin with an Ethernet header.
     pub has_l2: bool,
+}
+
+/// The link and the neighbour by which a flow leaves, as records show them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct FlowUplink<Name> {
+    /// Name of the link, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<Name>,
+    /// Interface index of the link.
+    pub index: IfIndex,
+    /// The router, or the peer itself if it is on the link; `None` if the link has no neighbours, or
+    /// the kernel resolves them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_hop: Option<IpAddr>,
+}
+
+impl<Name> FlowUplink<Name> {
+    /// `next_hop`: unspecified if there is none.
+    pub fn new(name: Option<Name>, index: IfIndex, next_hop: IpAddr) -> Self {
+        Self {
+            name,
+            index,
+            next_hop: Some(next_hop).filter(|neighbour| !neighbour.is_unspecified()),
+        }
+    }
 }
 
 /// Device by which the tables of a user-mode engine name its guest. No device of the host has such a

@@ -89,6 +89,9 @@ const OF_THE_BINARY: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
 /// say so (`slipgate_testbed::turns`).
 const END_TO_END: &str = "slipgate-testbed";
 
+/// The root of its end-to-end tests.
+const END_TO_END_TESTS: &str = "tests/e2e/main.rs";
+
 /// Variable with the number of the testbed's tests that run at once, twice that of CPUs by default.
 const AT_ONCE: &str = "SLIPGATE_TESTS_AT_ONCE";
 
@@ -125,7 +128,11 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     for round in &rounds {
         for package in round {
             for binary in binaries.iter().filter(|binary| binary.package == *package) {
-                all_ended_well &= run_binary(workspace, binary, what, &slipgate, &mut summary)?;
+                let tested = Tested {
+                    slipgate: slipgate.as_deref(),
+                    end_to_end: Binary::path_of(&binaries, END_TO_END, END_TO_END_TESTS),
+                };
+                all_ended_well &= run_binary(workspace, binary, what, tested, &mut summary)?;
             }
         }
     }
@@ -182,12 +189,20 @@ fn build(workspace: &Workspace, wanted: &[&str]) -> Result<(Option<PathBuf>, Vec
     Ok((slipgate, binaries))
 }
 
+/// Binaries of this build that tests start.
+#[derive(Clone, Copy)]
+struct Tested<'a> {
+    slipgate: Option<&'a Path>,
+    /// The end-to-end tests, some of which run on other kernels too.
+    end_to_end: Option<&'a Path>,
+}
+
 /// Runs a test binary as root, and records its results. Returns whether it exits with 0.
 fn run_binary(
     workspace: &Workspace,
     binary: &Binary,
     what: &Test,
-    slipgate: &Option<PathBuf>,
+    tested: Tested<'_>,
     summary: &mut Summary,
 ) -> Result<bool> {
     let mut command = binary.command()?;
@@ -195,7 +210,10 @@ fn run_binary(
     if let Some(threads) = test_threads(&binary.package) {
         command.arg(format!("--test-threads={threads}"));
     }
-    if let Some(slipgate) = slipgate {
+    if let Some(tests) = tested.end_to_end {
+        command.env("SLIPGATE_E2E_TESTS", tests);
+    }
+    if let Some(slipgate) = tested.slipgate {
         let other = workspace.target.join("debug/slipgate");
         command
             .env("SLIPGATE_BIN", slipgate)

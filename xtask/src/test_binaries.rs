@@ -90,6 +90,12 @@ fn binary(message: &Value, members: &[metadata::Package]) -> Option<Binary> {
 }
 
 impl Binary {
+    /// Returns the path of the binary of a crate's source file among these.
+    pub(crate) fn path_of<'b>(all: &'b [Self], package: &str, source: &str) -> Option<&'b Path> {
+        let is_it = |it: &&Self| it.package == package && it.source == Path::new(source);
+        all.iter().find(is_it).map(|binary| &*binary.path)
+    }
+
     /// The line by which `cargo test` announces it.
     pub(crate) fn title(&self) -> String {
         let kind = if self.is_integration_test {

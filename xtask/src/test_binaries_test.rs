@@ -66,6 +66,10 @@ fn what_was_compiled_for_tests_is_run_with_its_unit_tests_first() {
         ]
     );
     assert!(binaries.iter().all(|binary| binary.package == "slipgate"));
+    let path_of = |package, source| Binary::path_of(&binaries, package, source);
+    let run = path_of("slipgate", "tests/run/main.rs");
+    assert_eq!(run, Some(Path::new("/t/deps/run-1")));
+    assert_eq!(path_of("slipgate-abi", "tests/run/main.rs"), None);
 }
 
 #[test]

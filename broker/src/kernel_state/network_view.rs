@@ -66,6 +66,7 @@ pub(crate) fn view(
             .filter_map(|ifindex| network.links.get(ifindex))
             .map(|link| Link {
                 ifindex: link.ifindex,
+                name: link.name.clone(),
                 mtu: link.mtu,
                 has_l2: link.has_l2,
             })

@@ -6,18 +6,18 @@ use std::{
     collections::{BTreeSet, HashMap},
     fmt::{self, Display},
     io::{self, Write},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
 };
 
 use serde::{Serialize, Serializer};
 use slipgate_abi::{
-    Addresses6, Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, slot::SlotFlags,
-    tcp::TcpBits, vm::VmFlags,
+    Addresses6, IfIndex, Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, link::NextHopFlags,
+    slot::SlotFlags, tcp::TcpBits, vm::VmFlags,
 };
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::LiveRelayed;
-use slipgate_model::{FlowAddresses, FlowId, Labels, TranslatedId};
+use slipgate_model::{FlowAddresses, FlowId, FlowUplink, Labels, TranslatedId};
 
 use super::{
     names, now_ns, open, print_as_written, served,
@@ -49,6 +49,12 @@ pub(crate) struct Flow {
     /// The service on the host's loopback that it leads to; absent for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<SocketAddr>,
+    /// Link and neighbour by which it leaves; absent where a socket of the host does, or none.
+    #[serde(
+        serialize_with = "shared_if_any",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub(crate) uplink: Option<Arc<FlowUplink<String>>>,
     /// `Fast`, `Engine`, ... in lower case; `relay`.
     pub(crate) verdict: &'static str,
     /// Component that carries the flow: kernel, engine, relay; sockets of the user-mode engine.
@@ -114,6 +120,13 @@ fn shared<T: Serialize + ?Sized, S: Serializer>(value: &Arc<T>, to: S) -> Result
     T::serialize(value, to)
 }
 
+fn shared_if_any<T: Serialize, S: Serializer>(
+    value: &Option<Arc<T>>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    value.as_deref().serialize(to)
+}
+
 fn is_empty(labels: &Arc<Labels>) -> bool {
     labels.is_empty()
 }
@@ -152,6 +165,7 @@ impl Flow {
             },
             nat: Some(SocketAddr::new(addresses.nat, slot.nat_port)),
             host: None,
+            uplink: None,
             verdict: slot.verdict.name(),
             path: path(slot),
             direction: direction(slot.flags & SlotFlags::INBOUND != 0),
@@ -179,6 +193,7 @@ impl Flow {
             remote: Remote::Port(flow.remote),
             nat: flow.nat,
             host: flow.host,
+            uplink: None,
             verdict: "relay",
             path: "relay",
             direction: direction(flow.inbound),
@@ -196,7 +211,8 @@ impl Flow {
     }
 
     /// Writes the flow's row, a cell for each title of [`HEAD`].
-    fn write_to(&self, table: &mut Columns<impl Write>) -> io::Result<()> {
+    /// `with_uplink`: one for [`UPLINK`] too.
+    fn write_to(&self, table: &mut Columns<impl Write>, with_uplink: bool) -> io::Result<()> {
         table.cell(self.id);
         table.cell(&self.vm);
         table.cell(self.proto);
@@ -214,6 +230,15 @@ impl Flow {
         table.cell(Amount(self.rx_bytes));
         table.cell(Span(self.age_ms));
         table.cell(Span(self.idle_ms));
+        if with_uplink {
+            match self.uplink.as_deref() {
+                Some(FlowUplink {
+                    name: Some(name), ..
+                }) => table.cell(name),
+                Some(uplink) => table.cell(uplink.index.get()),
+                None => table.cell(""),
+            }
+        }
         match &self.dns_name {
             Some(name) => table.cell(format_args!("{} ({name})", self.rule)),
             None => table.cell(&self.rule),
@@ -227,6 +252,8 @@ const HEAD: [&str; 15] = [
     "ID", "VM", "PROTO", "GUEST", "REMOTE", "NAT", "VERDICT", "STATE", "TX-PKT", "TX-BYTE",
     "RX-PKT", "RX-BYTE", "AGE", "IDLE", "RULE",
 ];
+/// Title of the column before the rule's, which is there where flows may leave by several links.
+const UPLINK: &str = "UPLINK";
 /// The columns of numbers.
 const NUMBERS: [usize; 6] = [8, 9, 10, 11, 12, 13];
 
@@ -276,29 +303,46 @@ fn write(
     args: &FlowsArgs,
     out: &mut impl Write,
 ) -> io::Result<()> {
+    let look = match args.json {
+        true => Look::Json,
+        false => Look::Table {
+            with_uplink: names.links.len() > 1,
+        },
+    };
     let mut flows = live(maps, names, now_ns).filter(|flow| is_wanted(flow, args));
     match args.sort {
-        None => write_each(&mut flows, args.json, out),
+        None => write_each(&mut flows, look, out),
         Some(order) => {
             let mut flows: Vec<Flow> = flows.collect();
             sort(&mut flows, order);
-            write_each(flows.into_iter(), args.json, out)
+            write_each(flows.into_iter(), look, out)
         }
     }
 }
 
+/// How flows are written.
+#[derive(Clone, Copy, Debug)]
+enum Look {
+    Json,
+    Table { with_uplink: bool },
+}
+
 fn write_each(
     flows: impl Iterator<Item = Flow>,
-    as_json: bool,
+    look: Look,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    if as_json {
+    let Look::Table { with_uplink } = look else {
         serde_json::Serializer::pretty(&mut *out).collect_seq(flows)?;
         return out.write_all(b"\n");
+    };
+    let mut head = HEAD.to_vec();
+    if with_uplink {
+        head.insert(HEAD.len() - 1, UPLINK);
     }
-    let mut table = Columns::new(out, &HEAD, &NUMBERS);
+    let mut table = Columns::new(out, &head, &NUMBERS);
     for flow in flows {
-        flow.write_to(&mut table)?;
+        flow.write_to(&mut table, with_uplink)?;
     }
     table.finish()
 }
@@ -365,6 +409,8 @@ struct Texts<'a> {
     frozen: BTreeSet<String>,
     vms: HashMap<(u16, u32), OfVm>,
     rules: HashMap<u32, Arc<str>>,
+    /// By link and element of `NEXT_HOPS`.
+    uplinks: HashMap<(u32, u32), Arc<FlowUplink<String>>>,
     /// When the oldest of them was read at the earliest, ns.
     read_ns: u64,
 }
@@ -379,8 +425,25 @@ impl<'a> Texts<'a> {
             frozen: frozen(maps),
             vms: HashMap::new(),
             rules: HashMap::new(),
+            uplinks: HashMap::new(),
             read_ns: now_ns,
         }
+    }
+
+    /// Returns by what a flow leaves, as [`Self::of`] does the other texts, after which it is called.
+    fn uplink_of(&mut self, slot: &Slot) -> Option<Arc<FlowUplink<String>>> {
+        let is_hairpin = slot.flags & SlotFlags::HAIRPIN != 0;
+        let index = IfIndex::new(slot.uplink_ifindex);
+        if is_hairpin || !index.is_some() {
+            return None;
+        }
+        let (maps, names) = (self.maps, self.names);
+        let known = self.uplinks.entry((slot.uplink_ifindex, slot.next_hop));
+        let uplink = known.or_insert_with(|| {
+            let name = names.links.get(&index).cloned();
+            FlowUplink::new(name, index, neighbour(maps, slot)).into()
+        });
+        Some(uplink.clone())
     }
 
     /// Returns what a flow shows of its VM, and the text of its rule.
@@ -416,6 +479,7 @@ fn live<'a>(
     let translated = maps.flows().map(move |(index, slot)| {
         let now = clock();
         let (vm, rule) = texts.of(&slot, now);
+        let (vm, rule) = (vm.clone(), rule.clone());
         let name = names.flows.get(&(index, slot.generation));
         // Those of IPv6 are beside the slot, which is within its array.
         let six = match slot.flags & SlotFlags::IPV6 {
@@ -425,23 +489,32 @@ fn live<'a>(
         let addresses = FlowAddresses::of(&slot, &six);
         Flow {
             dns_name: name.cloned(),
-            labels: vm.labels.clone(),
+            labels: vm.labels,
             path: match (maps.are_of_userspace(), slot.verdict) {
                 (false, _) | (_, Verdict::Engine) => path(&slot),
                 (true, _) => "sockets",
             },
             frozen: vm.is_frozen,
-            ..Flow::new(
-                instance,
-                (index, &slot),
-                addresses,
-                vm.name.clone(),
-                rule.clone(),
-                now,
-            )
+            // Of sockets the kernel chooses it.
+            uplink: match maps.are_of_userspace() {
+                true => None,
+                false => texts.uplink_of(&slot),
+            },
+            ..Flow::new(instance, (index, &slot), addresses, vm.name, rule, now)
         }
     });
     translated.chain(relayed)
+}
+
+/// The neighbour by which a flow leaves; unspecified if it has none, or another link's by now.
+fn neighbour(maps: &ReadOnlyMaps, slot: &Slot) -> IpAddr {
+    let element = Some(slot.next_hop).filter(|index| *index != 0);
+    let hop = element.and_then(|index| maps.next_hop(index));
+    match hop.filter(|hop| hop.ifindex == slot.uplink_ifindex) {
+        Some(hop) if hop.flags & NextHopFlags::IPV6 != 0 => hop.neighbour6.into(),
+        Some(hop) => hop.neighbour.into(),
+        None => Ipv4Addr::UNSPECIFIED.into(),
+    }
 }
 
 /// VMs of which nothing passes, by name.

@@ -200,7 +200,8 @@ fn a_relayed_flow_has_the_fields_that_it_has() {
     };
     let shown = Flow::relayed(&flow, &vm(true));
     let mut text = Vec::new();
-    write_each([shown.clone()].into_iter(), false, &mut text).unwrap();
+    let look = Look::Table { with_uplink: true };
+    write_each([shown.clone()].into_iter(), look, &mut text).unwrap();
     assert!(String::from_utf8(text).unwrap().contains(" frozen "));
     assert_eq!(
         serde_json::to_value(shown).unwrap(),
@@ -304,6 +305,52 @@ fn each_flow_is_shown_as_it_is_when_its_turn_comes() {
 }
 
 #[test]
+fn a_flow_shows_by_which_link_and_neighbour_it_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, read) = with_flows(dir.path(), 1);
+    let links = |names: &[(u32, &str)]| names::Known {
+        links: names
+            .iter()
+            .map(|(index, name)| (IfIndex::new(*index), (*name).to_owned()))
+            .collect(),
+        ..names::Known::default()
+    };
+    let shown = |known: &names::Known| Texts::new(&read, known, 0).uplink_of(&slot());
+    let json_of = |known: &names::Known| serde_json::to_value(shown(known).as_deref()).unwrap();
+    // The kernel resolves the neighbour, and no engine has named the link.
+    assert_eq!(json_of(&links(&[])), json!({ "index": 2 }));
+    let router = std::net::Ipv4Addr::new(192, 0, 2, 254);
+    let claimed = memory.maps.claim_next_hop(0, IfIndex::new(2), router, 0);
+    assert_eq!(claimed, Some(1));
+    let known = links(&[(2, "eth0")]);
+    assert_eq!(
+        json_of(&known),
+        json!({ "name": "eth0", "index": 2, "next_hop": "192.0.2.254" })
+    );
+    let hairpin = Slot {
+        flags: SlotFlags::HAIRPIN,
+        ..slot()
+    };
+    assert_eq!(Texts::new(&read, &known, 0).uplink_of(&hairpin), None);
+    let flow = Flow {
+        uplink: shown(&known),
+        ..list(&read, &known).remove(0)
+    };
+    assert_eq!(
+        serde_json::to_value(&flow).unwrap()["uplink"],
+        json_of(&known)
+    );
+    let table = |with_uplink| {
+        let mut out = Vec::new();
+        let look = Look::Table { with_uplink };
+        write_each(std::iter::once(flow.clone()), look, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    assert!(!table(false).contains("eth0"));
+    assert!(table(true).contains("UPLINK") && table(true).contains("eth0"));
+}
+
+#[test]
 fn json_written_flow_by_flow_is_an_array_like_any_other() {
     let dir = tempfile::tempdir().unwrap();
     let (_memory, read) = with_flows(dir.path(), 3);
@@ -311,7 +358,7 @@ fn json_written_flow_by_flow_is_an_array_like_any_other() {
     assert_eq!(all.len(), 3);
     for flows in [&all[..0], &all[..1], &all] {
         let mut out = Vec::new();
-        write_each(flows.iter().cloned(), true, &mut out).unwrap();
+        write_each(flows.iter().cloned(), Look::Json, &mut out).unwrap();
         let expected = serde_json::to_string_pretty(flows).unwrap() + "\n";
         assert_eq!(String::from_utf8(out).unwrap(), expected);
     }

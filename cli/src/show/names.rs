@@ -4,7 +4,7 @@ use std::{
     path::Path,
 };
 
-use slipgate_abi::SlotIndex;
+use slipgate_abi::{IfIndex, SlotIndex};
 use slipgate_ipc::{
     client::{ClientAnswer, ClientRequest, ask},
     engine::{
@@ -23,6 +23,8 @@ const MOST_PAGES: usize = 4_096;
 /// State of the engines that the pinned maps do not show.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
+    /// Names of links by which flows leave.
+    pub(crate) links: HashMap<IfIndex, String>,
     /// Labels of the VMs, by VM name.
     pub(crate) labels: BTreeMap<String, Labels>,
     /// Counts of DNS refusals, by VM.
@@ -44,6 +46,7 @@ pub(crate) struct Known {
 impl Known {
     /// Adds a page of an engine's inventory.
     pub(crate) fn add(&mut self, page: EngineInventory) {
+        self.links.extend(page.links);
         self.labels.extend(page.labels);
         self.mappings.extend(page.mappings);
         self.tcp.extend(page.tcp);

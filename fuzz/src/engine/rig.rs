@@ -381,6 +381,7 @@ pub(super) fn network(mtu: u32) -> NetworkView {
         },
         links: vec![Link {
             ifindex: UPLINK,
+            name: "eth0".into(),
             mtu,
             has_l2: true,
         }],

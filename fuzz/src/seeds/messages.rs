@@ -60,6 +60,7 @@ pub(super) fn messages() -> Seeds {
         },
         links: vec![Link {
             ifindex: IfIndex::new(3),
+            name: "eth0".into(),
             mtu: 1_500,
             has_l2: true,
         }],

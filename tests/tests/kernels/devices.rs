@@ -2,10 +2,12 @@
 //! end-to-end tests' own binary runs on a kernel that has them all.
 
 use std::{
-    env, fs,
-    path::{Path, PathBuf},
+    env,
+    path::PathBuf,
+    process::{Command, Stdio},
 };
 
+use serde_json::Value;
 use slipgate_testbed::{
     rig::{COMMAND, DEVICE_MODULES, DEVICE_TESTS, Hardware, Initramfs, Kernel, Machine, on_path},
     skipped, slipgate,
@@ -15,6 +17,8 @@ use super::{MODULES, TIMEOUT};
 
 /// A part of the names of those that are to run; all by default.
 const WANTED: &str = "SLIPGATE_DEVICE_TESTS";
+/// Path of the end-to-end tests' binary.
+const E2E_TESTS: &str = "SLIPGATE_E2E_TESTS";
 /// Programs that these tests start.
 const TOOLS: [&str; 4] = ["ip", "tc", "curl", "wg"];
 /// Names that `ip rule` takes.
@@ -46,7 +50,7 @@ fn works_on(series: &str, cell: &str) {
     };
     let Some(tests) = e2e() else {
         return skipped!(
-            "the end-to-end tests are not built: cargo test -p slipgate-testbed --no-run"
+            "the end-to-end tests' binary is not known: set {E2E_TESTS}, or start these by cargo"
         );
     };
     let mut initramfs = Initramfs::new(env!("CARGO_BIN_EXE_slipgate-rig-init").as_ref()).unwrap();
@@ -91,17 +95,30 @@ fn works_on(series: &str, cell: &str) {
     );
 }
 
-/// The end-to-end tests' binary: the newest one of the folder in which this one is.
+/// The end-to-end tests' binary of this build: the one that `cargo xtask test` names, else the one that
+/// cargo does, which set `CARGO`.
 fn e2e() -> Option<PathBuf> {
-    let own = env::current_exe().ok()?;
-    let entries = fs::read_dir(own.parent()?).ok()?;
-    // What describes it has an extension.
-    let is_it = |path: &Path| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with("e2e-") && !name.contains('.'))
+    if let Some(path) = env::var_os(E2E_TESTS) {
+        return Some(path.into());
+    }
+    let mut build = Command::new(env::var_os("CARGO")?);
+    build.args([
+        "test",
+        "--package=slipgate-testbed",
+        "--test=e2e",
+        "--no-run",
+        "--message-format=json-render-diagnostics",
+    ]);
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    build.current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = build.stderr(Stdio::inherit()).output().ok()?;
+    let messages = String::from_utf8(output.stdout).ok()?;
+    let executable = |line: &str| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let is_it = message["target"]["name"] == "e2e" && message["profile"]["test"] == true;
+        is_it.then(|| message["executable"].as_str().map(PathBuf::from))?
     };
-    let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    files
-        .filter(|path| is_it(path))
-        .max_by_key(|path| fs::metadata(path).and_then(|file| file.modified()).ok())
+    messages.lines().find_map(executable)
 }

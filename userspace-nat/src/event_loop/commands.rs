@@ -40,8 +40,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.replace_vm(spec, true);
     }
 
-    /// Replaces a VM's description. `watch`: its policy is the same as before.
-    pub(super) fn replace_vm(&mut self, spec: VmSpec, watch: bool) {
+    /// Replaces a VM's description. `watch`: its policy is the same as before. Returns how many flows
+    /// it cut.
+    pub(super) fn replace_vm(&mut self, spec: VmSpec, watch: bool) -> usize {
         let (row, id) = (spec.row, spec.id);
         let stats = self.core.nat.datapath.stats(row);
         let vm = VmNet::new(spec, stats);
@@ -53,19 +54,21 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let watched = vm.clone();
         let moved = self.core.set_vm(vm);
         self.watch_activity(&watched);
+        let mut cut = 0;
         if before.is_some_and(|before| before != ipv6) {
             let left = self.core.flows_of_other_prefix(row);
-            self.cut_slots(&left, EndReason::Prefix);
+            cut += self.cut_slots(&left, EndReason::Prefix);
         }
         if moved.uplink {
             let left = self.core.nat.follow_uplink_of(row, id);
-            self.cut_slots(&left, EndReason::Uplink);
+            cut += self.cut_slots(&left, EndReason::Uplink);
         }
         // With another policy, its flows are judged again one by one.
         if moved.pool && watch && self.core.rules.judge.borrow().on_reload(id) == OnReload::Cut {
             let left = self.core.flows_off_pool(row);
-            self.cut_slots(&left, EndReason::NatAddresses);
+            cut += self.cut_slots(&left, EndReason::NatAddresses);
         }
+        cut
     }
 
     /// Removes a VM: its flows end.

@@ -19,6 +19,8 @@ const ENTRY_BYTES: usize = 60;
 const SHOWN_REFUSALS: usize = 12;
 /// Longest text of a rule, with its comment, that is shown, bytes: so an entry fits any page.
 const SHOWN_RULE: usize = 200;
+/// Most links that are named: a third of a page.
+const SHOWN_LINKS: usize = 128;
 /// Position at which slots begin in the sequence of pages.
 const SLOTS: u64 = 1 << 32;
 /// Position at which relayed flows begin.
@@ -50,11 +52,23 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             page: EngineInventory::default(),
             room: PAGE_BYTES,
         };
+        if from == 0 {
+            self.links(&mut draft);
+        }
         // Each returns false when the page is full.
         let _ = self.vms(&mut draft, from, now_ns)
             && self.flow_names(&mut draft, from)
             && self.relayed(&mut draft, from, now_ns);
         draft.page
+    }
+
+    /// Adds the links' names, which take a part of the first page at most.
+    fn links(&self, draft: &mut Draft) {
+        let links = self.core.nat.network.links().take(SHOWN_LINKS);
+        for link in links {
+            draft.room -= ENTRY_BYTES + link.name.len();
+            draft.page.links.push((link.ifindex, link.name.clone()));
+        }
     }
 
     fn vms(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {

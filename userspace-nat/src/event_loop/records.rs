@@ -4,7 +4,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use slipgate_abi::{RuleIndex, SlotIndex, VmId, VmRow};
+use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 
 use crate::{
     clock::{Clock, SECOND_NS},
@@ -75,6 +75,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .inspected
                 .flow_ended(ended.slot, content.generation);
             let opened_by = self.core.rules.forget_name(ended.slot, content.generation);
+            let moved = self.core.nat.moved.remove(&ended.slot);
+            let nat = &self.core.nat;
+            let uplink = IfIndex::new(content.uplink_ifindex);
             let rule = self
                 .core
                 .rules
@@ -84,6 +87,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 vm: self.core.vms.text_of(VmId::new(content.vm)),
                 rule: rule.as_deref(),
                 dns: opened_by.as_deref().map(|name| &*name.name),
+                uplink: nat.uplink_of_record(content.flags, uplink, content.next_hop),
+                moved_to: moved.map(|hop| nat.way_by(hop)),
             };
             self.log.flow_end(ended, names, wall);
         }
@@ -102,7 +107,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let names = Names {
                 vm: vms.text_of(flow.vm),
                 rule: rule.as_deref(),
-                dns: None,
+                ..Names::default()
             };
             self.log.relayed(&flow, end, names, now_ns, wall);
         }
@@ -214,6 +219,12 @@ fn record_start<D: Datapath>(
         vm: core.vms.text_of(live.id()),
         rule: rule.as_deref(),
         dns: opened_by.map(|name| &*name.name),
+        uplink: core.nat.uplink_of_record(
+            live.flags(),
+            live.uplink(),
+            live.next_hop().load(Relaxed),
+        ),
+        moved_to: None,
     };
     let addresses = core.nat.datapath.addresses(slot);
     log.flow_start((slot, live), addresses, names, now_ns, wall);

@@ -219,9 +219,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         drop(judge);
         let concerned: HashSet<VmId> = vms.iter().map(|vm| vm.id).collect();
         let rows = vms.iter().rev().map(|vm| (vm.row, vm.id)).collect();
-        for spec in vms {
-            self.replace_vm(spec, false);
-        }
+        // Those that can't leave by the uplink or the routes of their VM's new policy.
+        let left = vms.into_iter().map(|spec| self.replace_vm(spec, false));
+        let left: usize = left.sum();
         let strictly = HashSet::from_iter(strictly);
         let relayed = self.rejudge_loopback(&concerned, |vm| !strictly.contains(&vm), now_ns);
         self.reloading.walk = Some(Judging {
@@ -231,8 +231,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             row: VmRow::NOBODY,
             slots: Vec::new(),
             probes: MOST_PROBES,
-            live: relayed.live,
-            cut: relayed.cut,
+            live: relayed.live + left,
+            cut: relayed.cut + left,
             left: relayed.left,
         });
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use slipgate_abi::{
     Protocol, RuleIndex, SlotIndex, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits,
 };
-use slipgate_model::{FlowAddresses, FlowId, Labels, RelayedId, TranslatedId};
+use slipgate_model::{FlowAddresses, FlowId, FlowUplink, Labels, RelayedId, TranslatedId};
 
 use super::{Event, FlowLog, Rfc3339};
 use crate::flow::Ended;
@@ -38,6 +38,10 @@ pub struct Names<'a> {
     pub rule: Option<&'a str>,
     /// Name by which DNS opened the address, if one did.
     pub dns: Option<&'a str>,
+    /// Link and neighbour by which the flow leaves.
+    pub uplink: Option<FlowUplink<&'a str>>,
+    /// Where its route leads, if it ended because of that.
+    pub moved_to: Option<FlowUplink<&'a str>>,
 }
 
 /// A flow that is not translated: the engine terminates it on both sides.
@@ -102,6 +106,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Address>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    uplink: Option<FlowUplink<&'a str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<RuleIndex>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule_text: Option<&'a str>,
@@ -123,6 +129,8 @@ struct Line<'a> {
     rx_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     end: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved_to: Option<FlowUplink<&'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tcp: Option<&'static str>,
     direction: &'static str,
@@ -307,6 +315,7 @@ fn line<'a>(
         remote: Address(remote.0, remote.1),
         nat: None,
         host: None,
+        uplink: names.uplink,
         rule: None,
         rule_text: names.rule,
         dns_name: names.dns,
@@ -319,6 +328,7 @@ fn line<'a>(
         rx_packets: None,
         rx_bytes: None,
         end: None,
+        moved_to: names.moved_to,
         tcp: None,
         direction: "outbound",
         path: "kernel",

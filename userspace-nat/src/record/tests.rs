@@ -97,6 +97,8 @@ const NAMES: Names<'_> = Names {
     },
     rule: Some("--allow 198.51.100.0/24"),
     dns: None,
+    uplink: None,
+    moved_to: None,
 };
 
 fn at(seconds: u64, millis: u64) -> SystemTime {

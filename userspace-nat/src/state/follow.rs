@@ -113,6 +113,7 @@ impl<D: Datapath> Nat<D> {
         if followed != Followed::Astray {
             return false;
         }
+        self.note_moved(slot);
         // By another link: the VM may have been given that uplink, or its policy these routes.
         if self.route_of(slot).hop().is_some() {
             self.flows
@@ -135,6 +136,7 @@ impl<D: Datapath> Nat<D> {
             let asked = (self.network.questions() - asked) as u32;
             steps = steps.saturating_sub(asked.saturating_mul(STEPS_PER_QUESTION));
             if followed == Followed::Astray {
+                self.note_moved(slot);
                 astray.push(slot);
             }
             steps = steps.saturating_sub(followed.cost());
@@ -177,6 +179,7 @@ impl<D: Datapath> Nat<D> {
             return Followed::Astray;
         }
         if self.leaves_by_another(slot, self.network.uplink_of(vm)) {
+            self.note_moved(slot);
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::Uplink, now_ns);
             return Followed::Ended;
@@ -214,6 +217,9 @@ impl<D: Datapath> Nat<D> {
                 uplink => self.leaves_by_another(*slot, uplink),
             }
         });
+        for slot in &slots {
+            self.note_moved(*slot);
+        }
         slots
     }
 

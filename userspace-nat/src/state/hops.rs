@@ -15,7 +15,7 @@ use std::{
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::maps::SLOTS_PER_CHUNK;
+use slipgate_abi::{IfIndex, maps::SLOTS_PER_CHUNK};
 
 use crate::{
     clock::SECOND_NS,
@@ -61,6 +61,11 @@ impl Hops {
     pub(crate) fn forget_known(&mut self) {
         self.last = None;
         self.known.clear();
+    }
+
+    /// Whether a next hop of this link is known.
+    pub(super) fn leave_by(&self, ifindex: IfIndex) -> bool {
+        self.known.keys().any(|hop| hop.ifindex == ifindex)
     }
 
     /// Notes that an element was requested.

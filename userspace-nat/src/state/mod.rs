@@ -106,6 +106,7 @@ impl<D: Datapath> Core<D> {
                 flows,
                 network: Network::default(),
                 world_is_sockets: false,
+                moved: Default::default(),
                 host_sockets: None,
             },
             rules: Rules::new(judge),

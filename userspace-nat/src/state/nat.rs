@@ -1,12 +1,14 @@
 //! The translation of flows: the flows, the kernel's tables that hold them, and the network that
 //! they leave by.
 use std::{
+    collections::HashMap,
     net::{IpAddr, Ipv4Addr},
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::{NextHop, SlotIndex, VmId, slot::SlotFlags};
+use slipgate_abi::{IfIndex, NextHop, SlotIndex, VmId, slot::SlotFlags};
+use slipgate_model::FlowUplink;
 
 use super::Network;
 use crate::{
@@ -31,6 +33,8 @@ pub(crate) struct Nat<D> {
     /// Whether packets from the world are made here, of what sockets of the host received: their
     /// sender toward the guest is this NAT.
     pub(crate) world_is_sockets: bool,
+    /// Where the routes led for flows that end because they may not go there.
+    pub(crate) moved: HashMap<SlotIndex, Hop, foldhash::fast::RandomState>,
     /// The host's sockets that flows end in (user mode).
     pub(crate) host_sockets: Option<Rc<HostSockets>>,
 }
@@ -73,6 +77,59 @@ impl<D: Datapath> Nat<D> {
             uplink = hop.ifindex;
         }
         Exit::Uplink(uplink)
+    }
+
+    /// Returns by which link and neighbour a flow with these flags leaves, for its records. `None` if
+    /// it is the host's sockets that leave, or the flow leaves by none.
+    pub(crate) fn uplink_of_record(
+        &self,
+        flags: u8,
+        uplink: IfIndex,
+        next_hop: u32,
+    ) -> Option<FlowUplink<&str>> {
+        let is_hairpin = flags & SlotFlags::HAIRPIN != 0;
+        if self.world_is_sockets || is_hairpin || !uplink.is_some() {
+            return None;
+        }
+        let element = Some(next_hop).filter(|index| *index != 0);
+        let claim = element.and_then(|index| Some(self.datapath.next_hop(index)?.claim()));
+        let neighbour = claim.and_then(|(of, neighbour)| (of == uplink).then_some(neighbour));
+        let neighbour = neighbour.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        let name = self.network.link_name(uplink);
+        Some(FlowUplink::new(name, uplink, neighbour))
+    }
+
+    /// Notes where the present route of a flow leads that ends because of it.
+    pub(super) fn note_moved(&mut self, slot: SlotIndex) {
+        if self.world_is_sockets {
+            return;
+        }
+        match self.route_of(slot) {
+            Route::OtherUplink { ifindex } => {
+                let neighbour = Ipv4Addr::UNSPECIFIED.into();
+                let hop = Hop {
+                    ifindex,
+                    neighbour,
+                    route_mtu: 0,
+                };
+                self.moved.insert(slot, hop);
+            }
+            route => {
+                if let Some((hop, _)) = route.hop() {
+                    self.moved.insert(slot, hop);
+                }
+            }
+        }
+    }
+
+    /// Returns a next hop as records show it.
+    pub(crate) fn way_by(&self, hop: Hop) -> FlowUplink<&str> {
+        let name = self.network.link_name(hop.ifindex);
+        let neighbour = match self.network.has_l2(hop.ifindex) {
+            true => hop.neighbour,
+            false => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        FlowUplink::new(name, hop.ifindex, neighbour)
     }
 
     /// Whether a flow's peer is a guest of this engine, by its translated address.

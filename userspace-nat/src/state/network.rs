@@ -1,6 +1,6 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     net::{IpAddr, Ipv6Addr, SocketAddr},
 };
 
@@ -24,6 +24,8 @@ use crate::{
 
 /// MTU assumed for a link whose MTU is not known, bytes: Ethernet's.
 const DEFAULT_MTU: u32 = 1_500;
+/// Most links whose names are remembered after they are gone.
+const MAX_GONE: usize = 64;
 
 /// The host's network as the broker last described it, and how far the flows follow it.
 #[derive(Debug, Default)]
@@ -32,6 +34,9 @@ pub(crate) struct Network {
     /// The kernel, which is asked about rules that a look-up can't judge; `None`: it can't be.
     asked: Option<Asked>,
     links: HashMap<IfIndex, Link, foldhash::fast::RandomState>,
+    /// Names of links that are gone and had a next hop, for the records of flows that left by them, the
+    /// last one last; at most [`MAX_GONE`].
+    gone: VecDeque<(IfIndex, String)>,
     pub(crate) following: Following,
     pub(crate) hops: Hops,
     /// Uplinks of the VMs that have one of their own.
@@ -349,19 +354,42 @@ impl Network {
     /// Sets the links. When one changes between having an L2 header and having none, all flows are
     /// examined: next hops are known by it.
     pub(crate) fn set_links(&mut self, links: &[Link], flows: &Flows) {
-        let links: HashMap<_, Link, _> = links.iter().map(|link| (link.ifindex, *link)).collect();
+        let links: HashMap<_, Link, _> = links
+            .iter()
+            .map(|link| (link.ifindex, link.clone()))
+            .collect();
         let differs = links
             .values()
             .any(|link| self.has_l2(link.ifindex) != link.has_l2);
-        self.links = links;
+        let before = std::mem::replace(&mut self.links, links);
+        for (ifindex, link) in before {
+            if !self.links.contains_key(&ifindex) && self.hops.leave_by(ifindex) {
+                self.gone.push_back((ifindex, link.name));
+            }
+        }
+        self.gone.drain(..self.gone.len().saturating_sub(MAX_GONE));
         if differs {
             self.hops.forget_known();
             self.following.extend(Difference::everything(), flows);
         }
     }
 
+    /// Returns the links by which flows may leave.
+    pub(crate) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.values()
+    }
+
+    /// Returns the name of a link, also of one that went while flows left by it.
+    pub(super) fn link_name(&self, ifindex: IfIndex) -> Option<&str> {
+        let gone = || self.gone.iter().rfind(|(of, _)| *of == ifindex);
+        match self.links.get(&ifindex) {
+            Some(link) => Some(&link.name),
+            None => gone().map(|(_, name)| name.as_str()),
+        }
+    }
+
     /// Whether a link's packets have an L2 header.
-    fn has_l2(&self, ifindex: IfIndex) -> bool {
+    pub(super) fn has_l2(&self, ifindex: IfIndex) -> bool {
         self.links.get(&ifindex).is_none_or(|link| link.has_l2)
     }
 

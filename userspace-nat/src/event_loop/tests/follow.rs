@@ -11,6 +11,7 @@ use slipgate_policy::EgressRoutes;
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
+    control::Reload,
     datapath::{Hop, Tables as _},
     flow::STEPS_PER_TURN,
     state::follow::LOOKS_PER_TURN,
@@ -101,6 +102,7 @@ fn what_concerns_no_flow_has_none_looked_at() {
     rig.follow(changed(|routes, links| {
         links.push(Link {
             ifindex: IfIndex::new(9),
+            name: "docker0".into(),
             mtu: 1_500,
             has_l2: true,
         });
@@ -204,6 +206,7 @@ fn with_second_uplink(address: &str) -> NetworkView {
         routes.vm_uplinks = vec![SECOND];
         links.push(Link {
             ifindex: SECOND,
+            name: "up1".into(),
             mtu: 1_420,
             has_l2: false,
         });
@@ -331,6 +334,39 @@ fn flows_of_a_vm_with_another_uplink_end_and_new_ones_leave_by_it() {
     give_uplink(&mut rig, None);
     assert_eq!(uplinks(&rig), [UPLINK]);
     rig.pass(SECOND_NS);
+    let records = rig.records();
+    let ends: Vec<_> = records.iter().map(|r| r["end"].clone()).collect();
+    assert_eq!(ends, ["uplink", "uplink"]);
+    let eth0 = serde_json::json!({ "name": "eth0", "index": UPLINK, "next_hop": "192.0.2.254" });
+    let up1 = serde_json::json!({ "name": "up1", "index": SECOND });
+    for (record, was, is) in [(&records[0], &eth0, &up1), (&records[1], &up1, &eth0)] {
+        assert_eq!((&record["uplink"], &record["moved_to"]), (was, is));
+    }
+}
+
+#[test]
+fn flows_that_a_policys_uplink_does_not_carry_are_among_those_that_its_change_cuts() {
+    let mut rig = Rig::new();
+    rig.follow(with_second_uplink("10.8.0.2/32"));
+    rig.connect_from(1, 40_001, 1);
+    rig.connect_from(1, 40_002, 1);
+    rig.connect_from(2, 40_003, 1);
+    let vms = [Some(SECOND), None]
+        .into_iter()
+        .zip(1..)
+        .map(|(uplink, row)| VmSpec {
+            uplink,
+            ..spec(row, &Setup::default())
+        });
+    let reload = Reload {
+        id: 1,
+        policies: Vec::new(),
+        local: network().local,
+        vms: vms.collect(),
+        strictly: Vec::new(),
+    };
+    rig.tell(|engine| engine.reload(reload));
+    assert_eq!(rig.applied(), (2, 1, 0));
     let ends: Vec<_> = rig.records().iter().map(|r| r["end"].clone()).collect();
     assert_eq!(ends, ["uplink", "uplink"]);
 }

@@ -473,6 +473,7 @@ pub(super) fn network() -> NetworkView {
         },
         links: vec![Link {
             ifindex: UPLINK,
+            name: "eth0".into(),
             mtu: 1_400,
             has_l2: true,
         }],

@@ -36,6 +36,7 @@ fn changes(family: Family) -> Vec<(&'static str, NetworkView, Refusal)> {
     let mut elsewhere = by(RouteKind::Unicast, OTHER);
     elsewhere.links.push(Link {
         ifindex: OTHER,
+        name: "other".into(),
         mtu: 1_500,
         has_l2: true,
     });
