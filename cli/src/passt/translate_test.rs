@@ -84,6 +84,27 @@ fn options_that_may_be_given_twice_are_all_passed_on() {
 }
 
 #[test]
+fn ports_that_are_left_out_are_none_of_the_forwards() {
+    let forwards = |spec: &str| {
+        let flags = translated(&format!("-s a -u {spec}"), "").unwrap();
+        let forwards = flags
+            .iter()
+            .filter_map(|flag| flag.strip_prefix("--forward=udp:"));
+        forwards.map(str::to_owned).collect::<Vec<_>>()
+    };
+    // The example of libvirt's documentation, without its device.
+    assert_eq!(
+        forwards("1.2.3.4/5000-5020:6000-6020,~5010-5015"),
+        ["1.2.3.4:5000-5009:6000-6009", "1.2.3.4:5016-5020:6016-6020"]
+    );
+    assert_eq!(forwards("~80,79-81,90"), ["79:79", "81:81", "90:90"]);
+    assert_eq!(forwards("80-90,~80-84,~86-90"), ["85:85"]);
+    assert_eq!(forwards("65534-65535:1-2,~65535"), ["65534:1"]);
+    assert_eq!(forwards("1-3,~0-1"), ["2-3:2-3"]);
+    assert_eq!(forwards("80,90,~80-89"), ["90:90"]);
+}
+
+#[test]
 fn slipgates_own_flags_come_last_and_win() {
     let own = "--default deny --allow *.example.com --ipv6 off --mtu=1400 --name web";
     let flags = translated("-f -s /run/a.socket -m 65520 -D 9.9.9.9", own).unwrap();
@@ -132,6 +153,10 @@ fn what_slipgate_has_not_is_refused_by_its_option() {
         ("-s a -t all", "--tcp-ports all"),
         ("-s a -t auto", "ports that are named"),
         ("-s a -u ~53", "--udp-ports"),
+        ("-s a -u 53,~50-60", "all of its ports"),
+        ("-s a -u 53,~x", "not a port"),
+        ("-s a -u 60-50", "not a port"),
+        ("-s a -u 50-60:50-51", "not as many"),
         ("-s a -t 10.0.0.1%eth0/80", "device"),
         ("-s a -t x/80", "not an address"),
         ("-s a -t 80-", "not a port"),

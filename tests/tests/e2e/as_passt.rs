@@ -189,6 +189,56 @@ fn as_libvirt_starts_passt_a_guest_at_the_socket_has_its_network() {
     assert!(said.contains("/nowhere/a.socket"), "{said}");
 }
 
+/// As the first libvirt with passt, 9.0, starts it: the file of the process id is libvirt's own, which is
+/// open in the process that it starts, and nobody is told the id of the process in the background.
+#[test]
+fn as_libvirt_9_0_starts_passt_a_guest_at_the_socket_has_its_network() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let _servers = serve(&place);
+    let socket = place.file("run/1-web-net0.socket");
+    let log = place.file("run/passt.log");
+    let args = [
+        "--one-off",
+        "--socket",
+        socket.to_str().unwrap(),
+        "--mac-addr",
+        "52:54:00:12:34:56",
+        "--log-file",
+        log.to_str().unwrap(),
+        "--address",
+        "10.0.2.15",
+        "--netmask",
+        "24",
+        "--tcp-ports",
+        "198.18.0.2/8080-8083:80-83,~8081-8082",
+    ];
+    let mut command = passt(&place, &args);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let started = place.world.host.spawn(command).unwrap();
+    let started = started.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&started.stderr).into_owned();
+    assert!(started.status.success(), "{said}");
+    let guest = SocketGuest::connect(&socket).unwrap();
+    assert_eq!(guest.dhcp(WAIT).unwrap().address, GUEST);
+    works(&guest);
+    let _web = TcpServer::start(&guest.ns, (GUEST, 83), TcpService::Echo).unwrap();
+    let connect = |port| {
+        let world = &place.world.net;
+        world.run(|| tcp::connect(at(HOST, port), WAIT))
+    };
+    let mut client = connect(8083).unwrap();
+    tcp::EchoSession::new(&mut client).round(10_000).unwrap();
+    assert!(connect(8081).is_err(), "it is left out");
+    drop((client, guest));
+    eventually("nothing is left", || {
+        (!socket.exists() && place.user.has_nothing_left()).then_some(())
+    });
+}
+
 /// muvm's and libkrun's way: `passt -q -f --fd N`.
 #[test]
 fn as_muvm_starts_passt_a_guest_by_a_descriptor_has_its_network() {

@@ -260,7 +260,11 @@ impl Tables for FakeDatapath {
     fn slot(&self, index: SlotIndex) -> SlotRef {
         let kernel = self.kernel.borrow();
         kernel.slots_looked_at.set(kernel.slots_looked_at.get() + 1);
-        kernel.slot(index)
+        let slot = kernel.slot(index);
+        if let Some(changed) = kernel.at_look {
+            changed(slot);
+        }
+        slot
     }
 
     fn addresses6(&self, index: SlotIndex) -> Addresses6Ref {

@@ -206,6 +206,8 @@ pub struct Kernel {
     pub lost_order: Vec<u8>,
     /// Number of times that engines examined a slot.
     pub slots_looked_at: Cell<u64>,
+    /// What another process does to a slot each time before the engine looks at it.
+    pub at_look: Option<fn(SlotRef)>,
 }
 
 /// Number of VMs that the tables have rows for.
@@ -264,6 +266,7 @@ impl Kernel {
             last_written: Vec::new(),
             lost_order: Vec::new(),
             slots_looked_at: Cell::new(0),
+            at_look: None,
         }))
     }
 

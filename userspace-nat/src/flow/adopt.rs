@@ -31,8 +31,8 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::{HashMap, HashSet};
-use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Verdict, VmId, VmRow, slot::SlotFlags};
-use slipgate_model::FlowTuple;
+use slipgate_abi::{FlowRef, SlotIndex, Verdict, VmId, VmRow, slot::SlotFlags};
+use slipgate_model::{FlowAddresses, FlowTuple};
 
 use super::{EndReason, Ended, Entry, Flows, State, end, table::Marks};
 use crate::datapath::{Datapath, FlowMap};
@@ -205,7 +205,7 @@ impl Flows {
         let found = datapath.get(tuple)?;
         let is_left = |flow: &FlowRef| {
             let live = datapath.slot(flow.index());
-            self.is_left(live, flow.index())
+            self.is_left(live.verdict().load(Relaxed), flow.index())
                 && live.generation().load(Relaxed) == flow.generation
                 && [
                     datapath.guest_tuple(flow.index()),
@@ -232,11 +232,12 @@ impl Flows {
         }
     }
 
-    fn is_left(&self, live: SlotRef, slot: SlotIndex) -> bool {
+    /// `verdict`: its number in the slot.
+    fn is_left(&self, verdict: u32, slot: SlotIndex) -> bool {
         self.left.all > 0
             && self.left.chunks.contains(&slot.chunk())
             && self.table.get(slot).is_none()
-            && live.verdict().load(Relaxed) != Verdict::Free as u32
+            && verdict != Verdict::Free as u32
     }
 
     /// Adopts a slot, if it is left. `is_vm`: whether this process serves this VM in this row.
@@ -252,10 +253,10 @@ impl Flows {
         now_ns: u64,
     ) -> io::Result<bool> {
         let live = datapath.slot(slot);
-        if !self.is_left(live, slot) {
+        let verdict = live.verdict().load(Relaxed);
+        if !self.is_left(verdict, slot) {
             return Ok(false);
         }
-        let verdict = live.verdict().load(Relaxed);
         let is_closing = verdict == Verdict::Closing as u32;
         let mut entry = left_entry(datapath, slot);
         let reference = FlowRef::new(slot, entry.generation);
@@ -267,7 +268,7 @@ impl Flows {
                 return Err(error);
             }
         };
-        self.pass(&entry);
+        self.pass(entry.vm_row, entry.is_from_world());
         if is_closing && !has_guest && !has_world {
             self.left.ended.push(Ended {
                 slot,
@@ -319,24 +320,28 @@ impl Flows {
 
     /// Ends the flow of a slot, if it is left: a user-mode engine has died that had its socket and, in its
     /// own memory, its tuples. It is among [`Flows::take_ended`] then.
+    ///
+    /// Whoever took that engine over may have passed this memory to a process that still writes to it. So
+    /// each field is read once, and all that is judged or recorded is the copy.
     pub(crate) fn orphan(&mut self, datapath: &impl Datapath, slot: SlotIndex, now_ns: u64) {
         let live = datapath.slot(slot);
-        if !self.is_left(live, slot) {
+        let verdict = live.verdict().load(Relaxed);
+        if !self.is_left(verdict, slot) {
             return;
         }
-        let verdict = live.verdict().load(Relaxed);
-        let reason = match verdict == Verdict::Closing as u32 {
-            true => EndReason::Adopted,
-            false => EndReason::EngineDied,
-        };
+        let content = end::read_as(live, verdict);
+        let addresses = FlowAddresses::of(&content, &datapath.addresses6(slot).copy());
         live.set_verdict(Verdict::Closing);
-        let entry = left_entry(datapath, slot);
-        self.pass(&entry);
+        let is_from_world = content.flags & SlotFlags::INBOUND != 0;
+        self.pass(VmRow::new(content.vm_row), is_from_world);
         self.left.ended.push(Ended {
             slot,
-            content: end::read(live),
-            addresses: entry.addresses(),
-            reason,
+            content,
+            addresses,
+            reason: match verdict == Verdict::Closing as u32 {
+                true => EndReason::Adopted,
+                false => EndReason::EngineDied,
+            },
             held: verdict == Verdict::Engine as u32,
             ended_ns: now_ns,
         });
@@ -354,12 +359,12 @@ impl Flows {
 
     /// Notes that a slot is no longer left. It may have changed since it was listed, if another process
     /// still writes to it: the sums are estimates then, and none goes below 0.
-    fn pass(&mut self, entry: &Entry) {
+    fn pass(&mut self, vm_row: VmRow, is_from_world: bool) {
         let less = |sum: &mut usize, by: usize| *sum = sum.saturating_sub(by);
         less(&mut self.left.all, 1);
-        if let Some(of_vm) = self.left.vms.get_mut(&entry.vm_row) {
+        if let Some(of_vm) = self.left.vms.get_mut(&vm_row) {
             less(&mut of_vm.left, 1);
-            less(&mut of_vm.from_world, usize::from(entry.is_from_world()));
+            less(&mut of_vm.from_world, usize::from(is_from_world));
         }
     }
 

@@ -401,8 +401,12 @@ pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
 
 /// Returns a copy of a slot. Its counters are final once no program counts any more.
 pub(super) fn read(slot: SlotRef) -> Slot {
-    let verdict = Verdict::from_u32(slot.verdict().load(Relaxed));
+    read_as(slot, slot.verdict().load(Relaxed))
+}
+
+/// The same, with the number of its verdict as it was read before.
+pub(super) fn read_as(slot: SlotRef, verdict: u32) -> Slot {
+    let verdict = Verdict::from_u32(verdict).unwrap_or(Verdict::Free);
     let protocol = Protocol::from_number(slot.protocol());
-    let verdict = verdict.unwrap_or(Verdict::Free);
     slot.copy_as(verdict, protocol.unwrap_or(Protocol::Udp))
 }

@@ -479,6 +479,34 @@ fn orphans_are_recorded_once_with_what_they_had_counted() {
     assert!(udp_records.map(bytes).all(|bytes| bytes == 20 + 8 + 7));
 }
 
+/// Whoever took an engine over may have given its memory to a process that goes on writing to it.
+#[test]
+fn an_orphan_that_changes_meanwhile_is_recorded_as_it_was_at_one_look() {
+    let mut rig = Rig::new();
+    rig.guest(1, &udp((GUEST, 5_000), (PEER, 9), b"counted"));
+    rig.at_world();
+    rig.kernel.borrow_mut().flows.clear();
+    let mut rig = rig.restart_in_steps(&Setup::default());
+    rig.kernel.borrow_mut().at_look = Some(|slot| {
+        // SAFETY: the handle is valid, and nobody else changes the slot meanwhile.
+        unsafe {
+            let at = slot.as_ptr();
+            (*at).guest.octets[3] += 1;
+            (*at).guest_port += 1;
+        }
+    });
+    rig.engine.end_orphans();
+    rig.kernel.borrow_mut().at_look = None;
+    let records = rig.records();
+    assert_eq!(records.len(), 1, "{records:#?}");
+    let guest = records[0]["guest"].as_str().unwrap();
+    let [address, port] = guest.split(':').collect::<Vec<_>>()[..] else {
+        panic!("{guest}");
+    };
+    let by: u16 = address.rsplit('.').next().unwrap().parse().unwrap();
+    assert_eq!(by - 15, port.parse::<u16>().unwrap() - 5_000, "{guest}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
