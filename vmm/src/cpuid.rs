@@ -28,8 +28,8 @@ pub enum CpuidError {
     Entries(usize),
     /// The host has less than the template.
     #[error(
-        "this host's CPU or KVM lacks {features} of the CPU template {template}: give a lower template, \
-         or another host"
+        "this host's CPU or KVM lacks {features} of the CPU template {template}: use another host, or for a \
+         new machine a lower template or --cpu-template host"
     )]
     Lacks {
         /// Name of the template.

@@ -36,6 +36,8 @@ pub(crate) struct Cgroup {
     path: PathBuf,
     /// Whether it has the limit of `--memory-max`.
     limits_memory: bool,
+    /// Whether it has the limit of `--pids-max`.
+    limits_threads: bool,
 }
 
 impl Cgroup {
@@ -119,6 +121,7 @@ impl Cgroup {
         let cgroup = Cgroup {
             path,
             limits_memory,
+            limits_threads: spec.pids.is_some(),
         };
         for (_, flag, file, value) in &files {
             fs::write(cgroup.path.join(file), value).map_err(|e| {
@@ -165,8 +168,12 @@ impl Cgroup {
     /// Returns why a thread in it was refused; `None`: none was.
     pub(crate) fn out_of_threads(&self) -> Option<&'static str> {
         let events = fs::read_to_string(self.path.join("pids.events")).unwrap_or_default();
-        // Those of a cgroup above are not counted here.
-        (count(&events, "max") > 0).then_some("for it reached --pids-max")
+        // Before Linux 6.11 the limit of a cgroup above is counted here too, and later by
+        // `pids_localevents` (kernel commit 73e75e6fc352).
+        (count(&events, "max") > 0).then_some(match self.limits_threads {
+            true => "for it reached --pids-max, or a cgroup above its pids.max",
+            false => "for a cgroup above reached its pids.max",
+        })
     }
 
     /// Returns for how long its threads have waited for CPU time beyond the limit, in sum; `None`: never.

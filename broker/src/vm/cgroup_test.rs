@@ -60,15 +60,20 @@ fn limits_are_written_and_controllers_enabled() {
     let no_limit = Cgroup {
         path: cgroup.path.clone(),
         limits_memory: false,
+        limits_threads: false,
     };
     let why = "for it reached memory.max of its cgroup";
     assert_eq!(no_limit.out_of_memory(), Some(why));
+
+    let own = "for it reached --pids-max, or a cgroup above its pids.max";
+    let above = "for a cgroup above reached its pids.max";
+    for (refused, own, above) in [(0, None, None), (3, Some(own), Some(above))] {
+        fs::write(cgroup.path.join("pids.events"), format!("max {refused}\n")).unwrap();
+        assert_eq!(cgroup.out_of_threads(), own);
+        assert_eq!(no_limit.out_of_threads(), above);
+    }
     std::mem::forget(no_limit);
 
-    for (refused, why) in [(0, None), (3, Some("for it reached --pids-max"))] {
-        fs::write(cgroup.path.join("pids.events"), format!("max {refused}\n")).unwrap();
-        assert_eq!(cgroup.out_of_threads(), why);
-    }
     for (throttled_us, throttled) in [(0, None), (1_500, Some(Duration::from_micros(1_500)))] {
         let stat = format!("usage_usec 7\nnr_throttled 2\nthrottled_usec {throttled_us}\n");
         fs::write(cgroup.path.join("cpu.stat"), stat).unwrap();

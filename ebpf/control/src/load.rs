@@ -285,8 +285,8 @@ fn is_complete(paths: &Paths) -> Result<bool> {
             missing: first_missing.name(),
         });
     }
-    for map in present {
-        paths::remove_if_there(&paths.pin(map.name()), |p| fs::remove_file(p))?;
+    for name in present.into_iter().map(MapName::name).chain([EARLY_CLAIMS]) {
+        paths::remove_if_there(&paths.pin(name), |p| fs::remove_file(p))?;
     }
     Ok(false)
 }

@@ -10,6 +10,7 @@ use slipgate_testbed::{
     },
     require_root_and_tun,
     servers::{TcpServer, TcpService},
+    world::UPLINK,
 };
 
 use crate::{
@@ -46,7 +47,9 @@ fn source(guest: &Guest, echo: &TcpServer<IpAddr>) -> IpAddr {
 }
 
 fn a_vm_leaves_by_its_own_uplink_and_others_by_the_daemons(cell: Cell) {
-    let stand = Stand::of(cell, &[]);
+    let scratch = tempfile::tempdir().unwrap();
+    let log = scratch.path().join("flows.jsonl");
+    let stand = Stand::of(cell, &["--flow-log", &log.display().to_string()]);
     cell.add_second_uplink(stand.world());
     let echo =
         TcpServer::start(&stand.world().net, (cell.server(), 7000), TcpService::Echo).unwrap();
@@ -78,11 +81,37 @@ fn a_vm_leaves_by_its_own_uplink_and_others_by_the_daemons(cell: Cell) {
     echoes().unwrap();
     assert_eq!(source(&own, &echo), cell.second_address());
 
+    let by = |name: &str, next_hop: IpAddr| {
+        let index = stand.world().host.ifindex(name);
+        json!({ "name": name, "index": index, "next_hop": next_hop })
+    };
+    let (second, first) = (by(SECOND, cell.second_router()), by(UPLINK, cell.router()));
+    let said = stand.daemon.run(&["flows", "--json"]).unwrap().stdout;
+    let flows: Vec<Value> = serde_json::from_slice(&said).unwrap();
+    let live = |vm: &str| flows.iter().find(|flow| flow["vm"] == vm).unwrap();
+    assert_eq!(live("a")["uplink"], second);
+    assert_eq!(live("b")["uplink"], first);
+    let table = stand.daemon.run(&["flows"]).unwrap().stdout;
+    let table = String::from_utf8(table).unwrap();
+    let head = table.lines().next().unwrap();
+    assert!(head.ends_with("UPLINK  RULE"), "{head}");
+
     // Its flows don't go on by an uplink that it is not to use any more; others' do.
     let (status, vm) = stand.ask("PATCH", "/v1/vms/a", Some(json!({ "uplink": null })));
     assert_eq!((status, vm.get("uplink")), (200, None), "{vm}");
     let ended = own.run(|| stream.read(&mut [0; 16]));
     assert!(ended.is_err(), "{ended:?}");
+    let end = eventually("its record", || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        let records = log.lines().map(serde_json::from_str::<Value>);
+        let mut records = records.filter_map(Result::ok);
+        records.find(|record| record["end"] == "uplink")
+    });
+    assert_eq!(
+        (&end["uplink"], &end["moved_to"]),
+        (&second, &first),
+        "{end}"
+    );
     assert_eq!(source(&own, &echo), cell.host());
     other
         .run(|| EchoSession::new(&mut kept).round(10_000))

@@ -10,7 +10,7 @@ use crate::{
     clock::{Clock, SECOND_NS},
     datapath::Datapath,
     event_loop::Engine,
-    flow::Ended,
+    flow::{EndReason, Ended},
     port::FrameIo,
     record::{Event, FlowLog, Names},
     state::{Core, Nat},
@@ -76,6 +76,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .flow_ended(ended.slot, content.generation);
             let opened_by = self.core.rules.forget_name(ended.slot, content.generation);
             let moved = self.core.nat.moved.remove(&ended.slot);
+            let has_moved = matches!(ended.reason, EndReason::Uplink | EndReason::Route);
+            let moved = moved.filter(|_| has_moved);
             let nat = &self.core.nat;
             let uplink = IfIndex::new(content.uplink_ifindex);
             let rule = self

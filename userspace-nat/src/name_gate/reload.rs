@@ -64,11 +64,18 @@ impl Judge {
         let goes = |decision: Decision| {
             decision.is_allowed() && (was_inspected || !policy.inspects(decision.rule))
         };
+        let named = || by.map(|by| self.first_of_chain(vm, by, to));
+        // A new connection that names a server whose name is denied would be refused, whatever else is
+        // open.
+        let is_denied = || named().flatten().is_some_and(|named| !named.is_allowed());
+        if was_inspected && policy.inspects(verdict.decision.rule) && is_denied() {
+            return false;
+        }
         // A rule by address decides finally, and so does a name that is open and allowed.
         if !by_default && verdict.name.is_none() || allowed && verdict.name.is_some() {
             return goes(verdict.decision);
         }
-        match by.map(|by| self.first_of_chain(vm, by, to)) {
+        match named() {
             Some(Some(decision)) => goes(decision),
             _ if allowed => goes(verdict.decision),
             Some(None) => false,

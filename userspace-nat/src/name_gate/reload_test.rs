@@ -267,3 +267,36 @@ impl Judge {
         self.change_policies(changes, &all, now_ns);
     }
 }
+
+#[test]
+fn an_inspected_flow_is_judged_by_its_name_whatever_else_has_its_address() {
+    let records = |name| [a(name, 60, ADDRESS)];
+    let mut by = judge(Action::Deny, &["inspect a.test:443", "inspect b.test:443"]);
+    told(&mut by, "a.test", &records("a.test"));
+    let flow = opener(&by, 443).unwrap();
+    told(&mut by, "b.test", &records("b.test"));
+    let keeps = |by: &ByRules, now_ns| {
+        let judge = by.0.borrow();
+        judge.keeps(VM, to(443), Some(&flow), None, true, now_ns)
+    };
+    reload(&by, Action::Deny, &["inspect *.test:443"]);
+    assert!(keeps(&by, 1));
+    let by_address = "inspect 203.0.113.0/24:443";
+    for rules in [
+        ["deny a.test", "inspect b.test:443"],
+        ["deny a.test", by_address],
+        [by_address, "deny a.test"],
+    ] {
+        reload(&by, Action::Deny, &rules);
+        for now_ns in [1, LATER_NS] {
+            assert!(!keeps(&by, now_ns), "{rules:?}");
+        }
+    }
+    // What new connections are not inspected for does not end this one.
+    reload(
+        &by,
+        Action::Deny,
+        &["allow 203.0.113.0/24:443", "deny a.test"],
+    );
+    assert!(keeps(&by, 1));
+}

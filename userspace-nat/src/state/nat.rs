@@ -101,7 +101,10 @@ impl<D: Datapath> Nat<D> {
 
     /// Notes where the present route of a flow leads that ends because of it.
     pub(super) fn note_moved(&mut self, slot: SlotIndex) {
-        if self.world_is_sockets {
+        let entry = self.flows.entry(slot);
+        let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
+        // Another flow may have the slot when one whose end is recorded leaves it.
+        if self.world_is_sockets || !is_linked {
             return;
         }
         match self.route_of(slot) {
