@@ -42,6 +42,9 @@ use crate::{
 /// Length of `virtio_net_hdr_v1`, bytes: after the fields of [`VirtioNetHdr`], a number of buffers that
 /// has no meaning here.
 const HEADER_LEN: usize = VNET_LEN + 2;
+/// Most datagrams of one frame: what Linux takes of a TAP since 6.9 (`UDP_MAX_SEGMENTS`), and as many as
+/// its guests make. Each may cost a system call.
+const MOST_DATAGRAMS: usize = 128;
 /// Length of a message with offloads, bytes.
 const OFFLOADS_LEN: usize = 4;
 /// `TUN_F_CSUM` and others, <linux/if_tun.h>.
@@ -290,7 +293,12 @@ pub(super) fn sound(given: VirtioNetHdr, frame: &[u8]) -> Option<VirtioNetHdr> {
     if !given.needs_csum() || usize::from(given.csum_start) != headers.l4 || given.gso_size == 0 {
         return None;
     }
-    if frame.len() - headers.len > usize::from(given.gso_size) {
+    let payload_len = frame.len() - headers.len;
+    let datagrams = payload_len.div_ceil(given.gso_size.into());
+    if given.gso_type == VirtioNetHdr::GSO_UDP_L4 && datagrams > MOST_DATAGRAMS {
+        return None;
+    }
+    if payload_len > usize::from(given.gso_size) {
         vnet.gso_type = given.gso_type;
         vnet.gso_size = given.gso_size;
         vnet.hdr_len = u16::try_from(headers.len).ok()?;

@@ -308,6 +308,34 @@ fn a_header_has_a_meaning_or_the_frame_is_dropped() {
     assert!(plain.needs_csum());
 }
 
+#[test]
+fn a_frame_of_more_datagrams_than_a_tap_takes_is_dropped() {
+    let udp = |len: usize| {
+        let mut frame = vec![0_u8; 14 + 20 + 8 + len];
+        let (total, udp_len) = ((28 + len) as u16, (8 + len) as u16);
+        frame[12..14].copy_from_slice(&[8, 0]);
+        frame[14] = 0x45;
+        frame[16..18].copy_from_slice(&total.to_be_bytes());
+        frame[22..24].copy_from_slice(&[64, Protocol::Udp as u8]);
+        frame[26..30].copy_from_slice(&GUEST.octets);
+        frame[30..34].copy_from_slice(&SERVER.octets);
+        frame[38..40].copy_from_slice(&udp_len.to_be_bytes());
+        frame
+    };
+    for (gso_size, most) in [(1, MOST_DATAGRAMS), (400, 400 * MOST_DATAGRAMS)] {
+        let vnet = VirtioNetHdr {
+            flags: VirtioNetHdr::NEEDS_CSUM,
+            gso_type: VirtioNetHdr::GSO_UDP_L4,
+            hdr_len: 42,
+            gso_size,
+            csum_start: 34,
+            csum_offset: 6,
+        };
+        assert_eq!(sound(vnet, &udp(most)), Some(vnet));
+        assert_eq!(sound(vnet, &udp(most + 1)), None);
+    }
+}
+
 proptest! {
     /// Frames that are passed on have offsets within the frame, and the offload of their protocol.
     #[test]
