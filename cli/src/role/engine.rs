@@ -8,7 +8,7 @@ mod kernel_routes;
 mod port_io;
 mod userspace;
 
-use std::{fs::File, rc::Rc};
+use std::{fs::File, rc::Rc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use slipgate_control::maps::SharedMaps;
@@ -38,6 +38,9 @@ use crate::{args::ChildArgs, log, sandbox};
 
 /// Questions in one message: as JSON they fit a packet, each as long as a datagram may be.
 const QUESTIONS_AT_ONCE: usize = 8;
+/// Time for the process inside a command's namespace to make the first sockets, which takes milliseconds
+/// where it has a CPU.
+const INSIDE_SOCKETS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Runs until the broker sends a stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
@@ -145,7 +148,14 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();
     engine.set_forwards(translated);
     engine.set_forward_texts(start.forward_rules, start.forward_texts);
-    if let Some((vm, sockets)) = inside {
+    if let Some((vm, mut sockets)) = inside {
+        // The command begins once this is ready.
+        if let Err(error) = sockets.await_first(INSIDE_SOCKETS_WITHIN) {
+            tracing::warn!(
+                "the process that makes sockets in the command's network {error}: without its \
+                 sockets, connections of forwards go by the TAP"
+            );
+        }
         engine.set_namespace(vm, sockets);
     }
     for forward in relayed {

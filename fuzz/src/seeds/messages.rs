@@ -1,6 +1,6 @@
 //! Messages between processes, in their encoded form.
 use serde_json::json;
-use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
+use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
     client::{
@@ -9,9 +9,9 @@ use slipgate_ipc::{
     },
     descriptors::Slot,
     engine::{
-        EngineInventory, EngineReply, EngineRequest, FlowQuestion, FromEngine, HostAddress, Link,
-        NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, Subject, ToEngine, VmSpec,
-        WhyAnswer,
+        EngineInventory, EngineReply, EngineRequest, FlowQuestion, FromEngine, GuestProtocol,
+        HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, Start,
+        Subject, ToEngine, UserspaceStart, VmSpec, WhyAnswer,
     },
     metrics::FromMetrics,
     vmm::{FromVmm, GuestEnd, ToVmm, VmmEnd},
@@ -188,7 +188,7 @@ pub(super) fn messages() -> Seeds {
             },
         ),
     ];
-    let mut seeds = Seeds::new();
+    let mut seeds = starts(packet);
     seeds.extend(
         to_engine
             .iter()
@@ -300,6 +300,63 @@ pub(super) fn messages() -> Seeds {
         line(kind::ANSWER, json(&ClientAnswer::error("no"))),
     ));
     seeds
+}
+
+/// The first message to a user-mode engine, for each way in which its guest comes in. Their two
+/// descriptors are as many as the target passes.
+fn starts(packet: impl Fn(u8, Vec<u8>) -> Vec<u8>) -> Seeds {
+    let socket = |protocol| UserspaceStart::Socket {
+        protocol,
+        is_for_one: true,
+    };
+    [
+        UserspaceStart::Tap { takes_uso: true },
+        socket(GuestProtocol::Frames),
+        socket(GuestProtocol::VhostUser),
+        UserspaceStart::Connected,
+        UserspaceStart::Packets,
+        UserspaceStart::Rings,
+        UserspaceStart::RecordOrphans,
+    ]
+    .map(|how| {
+        // A way that is new has no name here: add it to the list, too.
+        let name = match how {
+            UserspaceStart::Tap { .. } => "start-tap",
+            UserspaceStart::Socket { protocol, .. } => match protocol {
+                GuestProtocol::Frames => "start-socket",
+                GuestProtocol::VhostUser => "start-vhost-user",
+            },
+            UserspaceStart::Connected => "start-connected",
+            UserspaceStart::Packets => "start-packets",
+            UserspaceStart::Rings => "start-rings",
+            UserspaceStart::RecordOrphans => "start-orphans",
+        };
+        let start = ToEngine::Start(Box::new(Start {
+            maps: Vec::new(),
+            port: Slot,
+            userspace: Some(how),
+            namespace: None,
+            flow_log: None,
+            pcap: None,
+            locks: Vec::new(),
+            owner_row: 1,
+            epoch: 2,
+            flow_log_events: Vec::new(),
+            vms: Vec::new(),
+            policies: Slot,
+            forward_rules: RuleIndex::new(3),
+            forward_texts: Vec::new(),
+            resolvers: Vec::new(),
+            nat_ports: (61_000, 65_535),
+            eim_ports: None,
+            reserved_ports: Vec::new(),
+            network: NetworkView::default(),
+            open_questions: Vec::new(),
+            log: "info".into(),
+        }));
+        (name, packet(kind::TO_ENGINE, json(&start)))
+    })
+    .into()
 }
 
 /// A message as it is sent.

@@ -59,7 +59,7 @@ mod turns;
 
 pub use limits::{Counts, Limits};
 pub use loopback::{Judges, Opening, Rejudged, Standing};
-pub use namespace::NamespaceSockets;
+pub use namespace::{NamespaceSockets, NoneReady};
 
 use datagrams::{Associations, DatagramSocket};
 use dns_stream::DnsStream;

@@ -11,17 +11,21 @@
 //! closes it, and the message without it still counts as an answer; of a message with several sockets
 //! some would get descriptors that nobody is told of.
 //!
-//! Some sockets are kept ready, so that no client waits for that process: those of IPv6 from the first
-//! client by IPv6 on. If there is none, because the process is behind or has ended, or because nearly all
-//! descriptors are used, the connection goes by the TAP.
+//! Some sockets are kept ready, so that no client waits for that process: those of IPv4 from the start, for
+//! which the engine waits a while, and those of IPv6 from the first client by IPv6 on. If there is none, because
+//! the process is behind or has ended, or because nearly all descriptors are used, the connection goes by
+//! the TAP.
 use std::{
     io::{IoSlice, IoSliceMut},
     net::TcpStream,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd as _, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    time::{Duration, Instant},
 };
 
 use nix::{
     cmsg_space,
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
 };
 
@@ -38,6 +42,17 @@ struct Ready {
     sockets: Vec<TcpStream>,
     /// Number of answers that are still to come.
     awaited: usize,
+}
+
+/// Error: the first sockets have not come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NoneReady {
+    /// It is stopped, or has had no CPU.
+    #[error("has not made the first sockets within {} ms", .0.as_millis())]
+    Late(Duration),
+    /// It was killed, or could not begin.
+    #[error("has ended")]
+    Ended,
 }
 
 /// TCP sockets in the guest's namespace that are not connected yet.
@@ -63,6 +78,38 @@ impl NamespaceSockets {
         };
         sockets.ask(Version::V4);
         sockets
+    }
+
+    /// Waits until the first sockets have come, so that the first clients do not go by the TAP because that
+    /// process has had no CPU yet.
+    ///
+    /// # Errors
+    /// It has ended, or has not made them within this time. Sockets that come later are used as well.
+    pub fn await_first(&mut self, within: Duration) -> Result<(), NoneReady> {
+        let until = Instant::now() + within;
+        // It could not be asked.
+        if self.v4.awaited == 0 && self.v4.sockets.is_empty() {
+            return Err(NoneReady::Ended);
+        }
+        while self.v4.awaited > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(
+                &mut [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)],
+                left,
+            ) {
+                Err(Errno::EINTR) => continue,
+                Ok(0) | Err(_) => return Err(NoneReady::Late(within)),
+                Ok(_) => {}
+            }
+            let before = self.v4.awaited;
+            self.receive();
+            // There was no message, but an end.
+            if self.v4.awaited == before {
+                return Err(NoneReady::Ended);
+            }
+        }
+        Ok(())
     }
 
     /// Returns a socket, non-blocking and without delay (`TCP_NODELAY`); `None` if none is ready.

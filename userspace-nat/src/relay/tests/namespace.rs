@@ -1,5 +1,11 @@
 //! Sockets that another process makes, while descriptors are short.
-use std::{fs::File, os::fd::AsRawFd as _, process::Command};
+use std::{
+    fs::File,
+    os::fd::AsRawFd as _,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use slipgate_model::NAMESPACE_SOCKETS;
@@ -64,4 +70,41 @@ fn the_last_descriptors_are_not_for_them() {
     // Those of IPv6 are asked for when there is a client by IPv6.
     assert!(sockets.take(Version::V6).is_none());
     assert_eq!(answer(&theirs), Some(6));
+}
+
+#[test]
+fn the_first_sockets_are_waited_for_while_their_maker_lives() {
+    let minute = Duration::from_secs(60);
+    let (ours, theirs) = channel();
+    let mut sockets = NamespaceSockets::new(ours, MANY_FILES);
+    // One that has had no CPU yet.
+    let maker = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        answer(&theirs)
+    });
+    assert_eq!(sockets.await_first(minute), Ok(()));
+    let taken = std::iter::from_fn(|| sockets.take(Version::V4));
+    assert_eq!(taken.count(), NAMESPACE_SOCKETS);
+    assert_eq!(maker.join().unwrap(), Some(4));
+
+    // One that says nothing yet: what it makes later is used.
+    let (ours, theirs) = channel();
+    let mut sockets = NamespaceSockets::new(ours, MANY_FILES);
+    let moment = Duration::from_millis(20);
+    assert_eq!(sockets.await_first(moment), Err(NoneReady::Late(moment)));
+    assert!(sockets.take(Version::V4).is_none());
+    answer(&theirs).unwrap();
+    assert!(sockets.take(Version::V4).is_some());
+
+    // One that has ended before it was asked, and one that did so before it answered.
+    for is_asked in [false, true] {
+        let (ours, theirs) = channel();
+        let theirs = is_asked.then_some(theirs);
+        let mut sockets = NamespaceSockets::new(ours, MANY_FILES);
+        drop(theirs);
+        let began = Instant::now();
+        assert_eq!(sockets.await_first(minute), Err(NoneReady::Ended));
+        assert!(began.elapsed() < minute / 2);
+        assert!(sockets.take(Version::V4).is_none());
+    }
 }
