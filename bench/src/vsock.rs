@@ -1,5 +1,6 @@
-//! vsock: a program of the host and the built-in guest, under `slipgate run`, and under QEMU with the
-//! rings served by vhost-device-vsock (vhost-user) and by the host's kernel.
+//! vsock: a program of the host and the built-in guest, under `slipgate run`, there with socat between
+//! the program and the device's socket as well, and under QEMU with the rings served by
+//! vhost-device-vsock (vhost-user) and by the host's kernel.
 //!
 //! The guest polls, and its vCPU has a CPU of its own where there are two. All else, the program
 //! included, has the other. Only the program's own work is not counted as cost.

@@ -19,7 +19,7 @@ const INIT: &str = "slipgate-rig-init";
 pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible> {
     setup::test_tools()?;
     // Without them the rest is still measured, and the report says who is missing.
-    if let Err(why) = setup::resolvers() {
+    if let Err(why) = setup::benchmarked_programs() {
         say(format!("{why:#} (left out of the comparison)"));
     }
     compile::build(workspace, &compile::Build::default())?;

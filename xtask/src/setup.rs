@@ -66,9 +66,9 @@ pub(crate) fn test_tools() -> Result<()> {
     tools::find_or_install()
 }
 
-/// Finds or installs the resolvers that the benchmarks compare with slipgate's.
-pub(crate) fn resolvers() -> Result<()> {
-    tools::find_or_install_resolvers()
+/// Finds or installs the programs that only the benchmarks compare slipgate with.
+pub(crate) fn benchmarked_programs() -> Result<()> {
+    tools::find_or_install_of_benchmarks()
 }
 
 /// Finds or builds a program that makes packages.

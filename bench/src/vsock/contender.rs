@@ -21,6 +21,8 @@ use crate::{
     contender::{self, NatProcess, named, version_of},
     guest_machine::{GuestMachine, in_time, is_vcpu, number, place},
     machine::Pinning,
+    process_tree::descendants,
+    vsock::program::WRITE_BYTES,
 };
 
 /// Variable that names a vhost-device-vsock, which the distribution does not have.
@@ -37,19 +39,27 @@ const PATIENCE_S: i64 = 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     Slipgate,
+    /// slipgate, with socat between the program and the device's socket: a copy more each way, by a
+    /// process of its own.
+    Socat,
     VhostUser,
     Kernel,
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 3] =
-    [Contender::Slipgate, Contender::VhostUser, Contender::Kernel];
+pub(super) const ALL: [Contender; 4] = [
+    Contender::Slipgate,
+    Contender::Socat,
+    Contender::VhostUser,
+    Contender::Kernel,
+];
 
 impl Contender {
     /// Returns the contender's name, as in the tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Contender::Slipgate => "slipgate-vsock",
+            Contender::Socat => "slipgate-vsock-socat",
             Contender::VhostUser => "qemu-vhost-user-vsock",
             Contender::Kernel => "qemu-vhost-vsock",
         }
@@ -64,6 +74,10 @@ impl Contender {
         let qemu = || contender::version("qemu-system-x86_64", "qemu-system-x86");
         match self {
             Contender::Slipgate => Ok("this commit".to_owned()),
+            Contender::Socat => {
+                let socat = contender::version("socat", "socat")?;
+                Ok(format!("this commit, {socat}"))
+            }
             Contender::VhostUser => {
                 let back_end = version_of(&named(VHOST_DEVICE_VSOCK)?)?;
                 Ok(format!("{}, {back_end}", qemu()?))
@@ -95,6 +109,19 @@ impl Stand {
         let machine = match contender {
             Contender::Slipgate => {
                 let vsock = format!("{CID},{}", socket.display());
+                GuestMachine::slipgate(&world, work, &["--vsock", &vsock])?
+            }
+            Contender::Socat => {
+                let behind = folder.path().join("behind");
+                let process = NatProcess::start(
+                    &world.host,
+                    socat_between(&socket, &behind),
+                    Pinning::none(),
+                )?;
+                let process = back_end.insert(process);
+                in_time("socat's socket", || socket.exists().then_some(()))
+                    .or_else(|why| process.check().and(Err(why)))?;
+                let vsock = format!("{CID},{}", behind.display());
                 GuestMachine::slipgate(&world, work, &["--vsock", &vsock])?
             }
             Contender::VhostUser => {
@@ -182,16 +209,34 @@ impl Served {
     }
 
     /// Returns the CPU time of all that serves the device: the VMM's threads but its vCPU, and the
-    /// process or the kernel's thread that takes its rings.
+    /// process or the kernel's thread that takes its rings, or passes its bytes on.
     pub(super) fn device_time(&self) -> Duration {
         let vmm = cpu_time::of_threads(self.vmm, |name| !is_vcpu(name));
-        let back_end = self.back_end.map(|pid| cpu_time::of_threads(pid, |_| true));
+        // socat serves a connection by a child.
+        let back_end = self.back_end.map(|pid| {
+            let processes = [vec![pid], descendants(pid)].concat();
+            let times = processes
+                .into_iter()
+                .map(|one| cpu_time::of_threads(one, |_| true));
+            times.sum::<Duration>()
+        });
         let kernel = match self.socket {
             Some(_) => Duration::ZERO,
             None => kernel_s_time(self.vmm),
         };
         vmm + back_end.unwrap_or_default() + kernel
     }
+}
+
+/// socat between a socket for programs and that of the device, with a buffer as long as the program's
+/// writes: it has 8 KiB by itself.
+fn socat_between(front: &Path, behind: &Path) -> Command {
+    let mut command = Command::new("socat");
+    command
+        .args(["-b", &WRITE_BYTES.to_string()])
+        .arg(format!("UNIX-LISTEN:{},fork", front.display()))
+        .arg(format!("UNIX-CONNECT:{}", behind.display()));
+    command
 }
 
 /// Connects by the socket of a VMM, which asks for the port in a line and answers by one.

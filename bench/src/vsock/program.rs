@@ -7,9 +7,10 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Bytes of a message, of a write, and of a read.
+/// Bytes of a write to the guest.
+pub(super) const WRITE_BYTES: usize = 64 << 10;
+/// Bytes of a message, and of a read.
 const MESSAGE_BYTES: usize = 64;
-const WRITE_BYTES: usize = 64 << 10;
 const READ_BYTES: usize = 256 << 10;
 
 /// Sends messages to an echo, each after the answer to the one before. Returns their times, µs.

@@ -26,9 +26,13 @@ const TOOLS: [Tool; 14] = [
     ("c++", "g++"),
 ];
 
-/// Resolvers that only the benchmarks call. Debian's unbound starts a service, so it is not
+/// Programs that only the benchmarks call. Debian's unbound starts a service, so it is not
 /// installed for the tests.
-const RESOLVERS: [Tool; 2] = [("dnsmasq", "dnsmasq-base"), ("unbound", "unbound")];
+const OF_BENCHMARKS: [Tool; 3] = [
+    ("dnsmasq", "dnsmasq-base"),
+    ("unbound", "unbound"),
+    ("socat", "socat"),
+];
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TOOLS.iter().map(|(program, _)| *program)
@@ -38,10 +42,10 @@ pub(super) fn find_or_install() -> Result<()> {
     of(&TOOLS)
 }
 
-/// Finds or installs the resolvers, one by one, so that one that is missing does not prevent the
-/// other.
-pub(super) fn find_or_install_resolvers() -> Result<()> {
-    let failed = RESOLVERS.chunks(1).filter_map(|one| of(one).err());
+/// Finds or installs what only the benchmarks call, one by one, so that one that is missing does not
+/// prevent the others.
+pub(super) fn find_or_install_of_benchmarks() -> Result<()> {
+    let failed = OF_BENCHMARKS.chunks(1).filter_map(|one| of(one).err());
     let failed: Vec<_> = failed.map(|why| format!("{why:#}")).collect();
     match failed.is_empty() {
         true => Ok(()),
