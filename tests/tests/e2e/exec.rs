@@ -6,13 +6,16 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
-    net::{SocketAddrV4, TcpStream, ToSocketAddrs as _, UdpSocket},
+    net::{Ipv6Addr, SocketAddrV4, TcpStream, ToSocketAddrs as _, UdpSocket},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::Duration,
 };
 
 use slipgate_testbed::{
+    NetNs,
     clients::{tcp, tcp::EchoSession},
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
@@ -25,6 +28,8 @@ use crate::{
     unprivileged::{Place, flow_ends},
 };
 
+/// The command's address by IPv6: the next one of the default prefix after the gateway's.
+const COMMANDS_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 2);
 /// Exit status of the command.
 const STATUS: i32 = 7;
 const ECHO: u16 = 7000;
@@ -211,6 +216,47 @@ fn a_command_behind_a_policy() {
     let reset = eventually("its connection is reset", || is_reset(&mut stream));
     assert!(reset);
     std::process::exit(STATUS);
+}
+
+/// The kernel adds the route by which it knows its own packets after it has shown the address, in a
+/// queue of all namespaces: with others being made and removed, some milliseconds later.
+#[test]
+fn a_command_s_kernel_receives_for_its_ipv6_address_from_the_start() {
+    require_root_and_tun!();
+    let place = Place::new();
+    place.world.give_ipv6().unwrap();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for churn in 0..8 {
+            let ended = &ended;
+            scope.spawn(move || {
+                while !ended.load(Ordering::Relaxed) {
+                    drop(NetNs::new(&format!("churn-{churn}")).unwrap());
+                }
+            });
+        }
+        for _ in 0..40 {
+            let looks = [
+                "exec",
+                "--ipv6",
+                "nat",
+                "--",
+                "cat",
+                "/proc/self/net/ipv6_route",
+            ];
+            let mut exec = place.slipgate(&looks);
+            exec.stdout(Stdio::piped()).stderr(Stdio::piped());
+            let output = place.world.host.spawn(exec).unwrap();
+            let output = output.wait_with_output().unwrap();
+            let routes = String::from_utf8(output.stdout).unwrap();
+            let own = format!("{:032x} 80 ", COMMANDS_ADDRESS6.to_bits());
+            if !routes.lines().any(|line| line.starts_with(&own)) {
+                ended.store(true, Ordering::Relaxed);
+                panic!("{routes}\n{}", String::from_utf8_lossy(&output.stderr));
+            }
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Whether a connection was reset; `None` while it stands.

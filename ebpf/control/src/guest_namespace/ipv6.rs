@@ -2,7 +2,16 @@
 //!
 //! Nobody else is on the link, so no address is probed (duplicate address detection), and no
 //! advertisement is waited for: address and route are set.
-use std::{io, net::Ipv6Addr};
+//!
+//! The kernel shows a new address at once, but adds the route by which it knows packets for it as its
+//! own later, in a queue of work that is shared with all namespaces. Answers that come before are lost,
+//! those of neighbours among them, and are asked for again after a second. So that route is waited for.
+use std::{
+    fs, io,
+    net::Ipv6Addr,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
     Error, Result,
@@ -13,6 +22,13 @@ use crate::{
 const PREFIX_LEN: u32 = 64;
 /// Metric of a route that is given none (`IP6_RT_PRIO_USER`, <linux/ipv6_route.h>).
 const METRIC: u32 = 1_024;
+
+/// Routes of the calling thread's namespace.
+const ROUTES: &str = "/proc/thread-self/net/ipv6_route";
+/// Flag of a route to an address of the host's own (`RTF_LOCAL`, <linux/ipv6_route.h>).
+const LOCAL: u32 = 0x8000_0000;
+/// Longest wait for it. It takes some 50 ms on a host that makes other namespaces meanwhile.
+const LOCAL_WITHIN: Duration = Duration::from_secs(3);
 
 /// `struct in6_rtmsg` of <linux/ipv6_route.h>.
 #[repr(C)]
@@ -71,8 +87,37 @@ impl NamespaceIpv6 {
         added.map_err(Error::os(format!(
             "add the IPv6 default route by {}",
             self.gateway
-        )))
+        )))?;
+        self.await_local_route()
     }
+
+    /// Waits until the kernel takes packets for the address, for so long at most: a connection that
+    /// begins before then takes a second longer, which is no reason to refuse the command.
+    fn await_local_route(&self) -> Result<()> {
+        let end = Instant::now() + LOCAL_WITHIN;
+        loop {
+            let routes = fs::read_to_string(ROUTES).map_err(Error::os(format!("read {ROUTES}")))?;
+            if is_local(&routes, self.guest) || Instant::now() > end {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Whether the routes have one to an address of the host's own. A line has the destination, its prefix
+/// length, the source and its prefix length, the next hop, metric, users, uses, flags and device, each
+/// number in hexadecimal.
+fn is_local(routes: &str, address: Ipv6Addr) -> bool {
+    let destination = format!("{:032x}", address.to_bits());
+    routes.lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        let is_to_it = fields.next() == Some(&destination) && fields.next() == Some("80");
+        let flags = fields
+            .nth(6)
+            .and_then(|flags| u32::from_str_radix(flags, 16).ok());
+        is_to_it && flags.is_some_and(|flags| flags & LOCAL != 0)
+    })
 }
 
 /// Has a device, which is down, use IPv6 with what it is told and nothing else.
@@ -93,3 +138,7 @@ fn in6(address: Ipv6Addr) -> libc::in6_addr {
         s6_addr: address.octets(),
     }
 }
+
+#[cfg(test)]
+#[path = "ipv6_test.rs"]
+mod tests;
