@@ -49,18 +49,8 @@ fn a_resolver_where_nobody_listens_is_known() {
 
 fn link(name: &str, is_multi_queue_tap: Option<bool>) -> Link {
     Link {
-        ifindex: slipgate_abi::IfIndex::new(1),
-        name: name.into(),
-        kind: None,
-        up: false,
-        mtu: 1500,
-        mac: None,
-        has_l2: true,
-        loopback: false,
-        arp: true,
         is_multi_queue_tap,
-        vrf_table: None,
-        gro_max_size: None,
+        ..Link::ethernet(slipgate_abi::IfIndex::new(1), name)
     }
 }
 

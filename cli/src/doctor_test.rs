@@ -95,18 +95,9 @@ fn taps_are_told_with_who_can_open_them_and_engine_ports_are_not() {
     let mut network = Network::default();
     for (index, name) in [(5, "tap0"), (6, "sgport1")] {
         let link = Link {
-            vrf_table: None,
-            ifindex: IfIndex::new(index),
-            name: name.into(),
             kind: Some("tun".into()),
-            up: true,
-            mtu: 1500,
-            mac: None,
-            has_l2: true,
-            loopback: false,
-            arp: true,
             is_multi_queue_tap: Some(true),
-            gro_max_size: None,
+            ..Link::ethernet(IfIndex::new(index), name)
         };
         network.links.insert(link);
     }

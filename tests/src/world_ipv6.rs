@@ -1,9 +1,15 @@
 //! IPv6 in the private world: addresses of the same places, and the routes between them.
 
+use std::{
+    net::Ipv6Addr,
+    thread,
+    time::{Duration, Instant},
+};
+
 pub use crate::addresses_ipv6::*;
 use crate::{
     GUEST_DEVICE, Guest,
-    error::Result,
+    error::{Error, Result},
     netns::NetNs,
     world::{UPLINK, WORLD_LINK, World},
 };
@@ -15,6 +21,35 @@ use crate::{
 pub fn enable(ns: &NetNs, devices: &[&str]) -> Result<()> {
     for device in ["all", "default"].iter().chain(devices) {
         ns.sysctl(&format!("net.ipv6.conf.{device}.disable_ipv6"), "0")?;
+    }
+    Ok(())
+}
+
+/// Longest time that a kernel takes until it receives what is for a new address.
+const OWN_WITHIN: Duration = Duration::from_secs(20);
+
+/// Adds an address without probing whether another has it, and waits until the kernel takes packets for
+/// it. It lets the address be used, and shows it, at once, but adds the route by which it knows its own
+/// packets later, in a queue of work of all namespaces. Answers until then are lost, those of neighbours
+/// among them, and a connection that begins meanwhile takes a second longer.
+///
+/// # Errors
+/// `ip` refuses the address, or the kernel takes too long.
+pub fn add_address(ns: &NetNs, address: Ipv6Addr, prefix_len: u8, device: &str) -> Result<()> {
+    ns.ip(&format!(
+        "-6 addr add {address}/{prefix_len} dev {device} nodad"
+    ))?;
+    let end = Instant::now() + OWN_WITHIN;
+    while !ns
+        .ip(&format!("-6 route show table local {address}"))?
+        .contains("local ")
+    {
+        if Instant::now() > end {
+            return Err(Error::unexpected(format!(
+                "{address} on {device}: the kernel has no route to its own address"
+            )));
+        }
+        thread::sleep(Duration::from_millis(5));
     }
     Ok(())
 }
@@ -31,8 +66,7 @@ impl Guest {
             }
         }
         enable(&self.ns, &[GUEST_DEVICE])?;
-        self.ns
-            .ip(&format!("-6 addr add {GUEST6}/64 dev {GUEST_DEVICE} nodad"))?;
+        add_address(&self.ns, GUEST6, 64, GUEST_DEVICE)?;
         self.ns.ip(&format!(
             "-6 route add default via {GATEWAY6} dev {GUEST_DEVICE}"
         ))?;
@@ -53,13 +87,10 @@ impl World {
             enable(ns, &[device])?;
         }
         let host = self.config().host_address6;
-        self.host
-            .ip(&format!("-6 addr add {host}/64 dev {UPLINK} nodad"))?;
-        self.net
-            .ip(&format!("-6 addr add {ROUTER6}/64 dev {WORLD_LINK} nodad"))?;
+        add_address(&self.host, host, 64, UPLINK)?;
+        add_address(&self.net, ROUTER6, 64, WORLD_LINK)?;
         for server in [SERVER6, SERVER6_2] {
-            self.net
-                .ip(&format!("-6 addr add {server}/128 dev lo nodad"))?;
+            add_address(&self.net, server, 128, "lo")?;
         }
         self.add_ipv6_route()
     }

@@ -200,23 +200,6 @@ fn rules_refuse_and_lead_on() {
     assert_eq!(actions(&[goto, refuse, rule(6, MAIN)], 7), [Main]);
 }
 
-fn link(ifindex: u32, name: &str) -> Link {
-    Link {
-        ifindex: IfIndex::new(ifindex),
-        name: name.into(),
-        kind: None,
-        up: true,
-        mtu: 1_500,
-        mac: None,
-        has_l2: true,
-        loopback: false,
-        arp: true,
-        is_multi_queue_tap: None,
-        vrf_table: None,
-        gro_max_size: None,
-    }
-}
-
 fn default_route(ifindex: u32, table: Table) -> Route {
     Route {
         destination: std::net::Ipv6Addr::UNSPECIFIED.into(),
@@ -248,8 +231,8 @@ fn host_with(route: Route, rules: Vec<Rule>) -> Network {
         rules,
         ..Network::default()
     };
-    network.links.insert(link(2, "up0"));
-    network.links.insert(link(3, "up1"));
+    network.links.insert(Link::ethernet(IfIndex::new(2), "up0"));
+    network.links.insert(Link::ethernet(IfIndex::new(3), "up1"));
     network
 }
 
@@ -275,7 +258,7 @@ fn the_hosts_routes_lead_to_ipv6_by_any_device_with_an_address() {
     assert!(!leads_by(&by_second, &host, only(2)));
 
     let mut by_tap = by_second.clone();
-    by_tap.links.insert(link(3, "tap0"));
+    by_tap.links.insert(Link::ethernet(IfIndex::new(3), "tap0"));
     assert!(!leads_by(&by_tap, &host, there));
     let without_address = Network {
         addresses: vec![],

@@ -15,22 +15,10 @@ fn args(nat_ports: Option<&str>, eim_ports: Option<&str>) -> DoctorArgs {
 }
 
 fn network() -> Network {
-    let link = Link {
-        vrf_table: None,
-        ifindex: IfIndex::new(2),
-        name: "eth0".into(),
-        kind: None,
-        up: true,
-        mtu: 1500,
-        mac: None,
-        has_l2: true,
-        loopback: false,
-        arp: true,
-        is_multi_queue_tap: None,
-        gro_max_size: None,
-    };
     let mut network = Network::default();
-    network.links.insert(link);
+    network
+        .links
+        .insert(Link::ethernet(IfIndex::new(2), "eth0"));
     network
 }
 

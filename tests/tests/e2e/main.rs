@@ -43,6 +43,7 @@ mod libvirt;
 mod loopback;
 mod lossy_links;
 mod matrix;
+mod named_tables;
 mod names;
 mod namespaces;
 mod nat_addresses;

@@ -94,8 +94,7 @@ impl Stand {
         let args = [args, cell.give(&world)].concat();
         if cell.is_ipv6() {
             for server in more_servers {
-                let add = format!("-6 addr add {server}/128 dev lo nodad");
-                world.net.ip(&add).unwrap();
+                world_ipv6::add_address(&world.net, *server, 128, "lo").unwrap();
             }
         }
         let has_stack = !guest.hand_made;
@@ -338,8 +337,7 @@ pub(crate) fn add_second_ipv6(world: &World) {
         ns.sysctl(&format!("net.ipv6.conf.{device}.accept_dad"), "0")
             .unwrap();
         world_ipv6::enable(ns, &[device]).unwrap();
-        ns.ip(&format!("-6 addr add {address}/64 dev {device} nodad"))
-            .unwrap();
+        world_ipv6::add_address(ns, address, 64, device).unwrap();
     }
 }
 

@@ -8,7 +8,7 @@ use crate::workspace::on_path;
 /// A program and its Debian package.
 pub(super) type Tool = (&'static str, &'static str);
 
-const TOOLS: [Tool; 14] = [
+const TOOLS: [Tool; 15] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
@@ -22,6 +22,8 @@ const TOOLS: [Tool; 14] = [
     ("file", "file"),
     ("curl", "curl"),
     ("wg", "wireguard-tools"),
+    // Of the packages with it, the one that starts no service.
+    ("dhcpcd", "dhcpcd-base"),
     // For libFuzzer.
     ("c++", "g++"),
 ];

@@ -1,20 +1,7 @@
 use super::*;
 
 fn link(index: u32, name: &str) -> Link {
-    Link {
-        ifindex: IfIndex::new(index),
-        name: name.into(),
-        kind: None,
-        up: true,
-        mtu: 1_500,
-        mac: None,
-        has_l2: true,
-        loopback: false,
-        arp: true,
-        is_multi_queue_tap: None,
-        vrf_table: None,
-        gro_max_size: None,
-    }
+    Link::ethernet(IfIndex::new(index), name)
 }
 
 #[test]

@@ -59,6 +59,27 @@ pub struct Link {
     pub gro_max_size: Option<u32>,
 }
 
+impl Link {
+    /// Describes an Ethernet device that is up, with the usual MTU and without a MAC address: what tests
+    /// need that are not about the device itself.
+    pub fn ethernet(ifindex: IfIndex, name: &str) -> Self {
+        Self {
+            ifindex,
+            name: name.to_owned(),
+            kind: None,
+            up: true,
+            mtu: 1_500,
+            mac: None,
+            has_l2: true,
+            loopback: false,
+            arp: true,
+            is_multi_queue_tap: None,
+            vrf_table: None,
+            gro_max_size: None,
+        }
+    }
+}
+
 /// Queues of a TAP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TapQueues {

@@ -3,6 +3,7 @@ use std::net::Ipv4Addr;
 use slipgate_abi::IfIndex;
 
 use super::*;
+use crate::netlink::Link;
 
 fn element() -> NextHop {
     NextHop {
@@ -67,19 +68,11 @@ fn an_element_that_is_another_ones_meanwhile_is_not_put_into_use() {
 #[test]
 fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
     let mut network = Network::default();
-    let link = super::super::Link {
-        ifindex: IfIndex::new(7),
-        name: "up0".into(),
-        kind: None,
-        up: true,
+    let link = Link {
         mtu: 1_400,
-        mac: None,
         has_l2: false,
-        loopback: false,
         arp: false,
-        is_multi_queue_tap: None,
-        vrf_table: None,
-        gro_max_size: None,
+        ..Link::ethernet(IfIndex::new(7), "up0")
     };
     network.links.insert(link);
     for (route_mtu, mtu) in [(0, 1_400), (1_300, 1_300), (9_000, 1_400)] {

@@ -135,6 +135,76 @@ fn what_a_guest_may_not_send_is_dropped_for_its_reason() {
     }
 }
 
+/// Whatever is behind the packet's end: what a live flow's packet would be without the header, or a
+/// listener's message.
+#[test]
+fn a_packet_that_ends_in_or_right_behind_an_extension_header_is_dropped() {
+    const HEADER_LEN: usize = 8;
+    /// Of a frame that the link may have padded.
+    const MOST_PADDED: usize = 64 - 54;
+    let set_payload_len =
+        |bytes: &mut [u8], len: usize| bytes[18..20].copy_from_slice(&(len as u16).to_be_bytes());
+    let of_flow = |number, protocol| {
+        let packet = Frame6::tx(protocol);
+        let header = [protocol as u8, 0, 1, 4, 0, 0, 0, 0];
+        Frame6 {
+            next_header: number,
+            l4: [&header[..], &packet.l4].concat(),
+            ..packet
+        }
+    };
+    let mut packets = vec![listener_report(143, 0)];
+    for number in [0, 43, 60] {
+        let each = [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6];
+        packets.extend(each.map(|protocol| of_flow(number, protocol)));
+    }
+    for packet in packets {
+        let mut datapath = loaded!();
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6];
+        for (slot, protocol) in (1..).zip(all) {
+            let mut flow = flow6(protocol);
+            flow.slot = slot;
+            datapath.admit6(flow);
+        }
+        let expect = |bytes: &[u8], reason, l3_len: u64| {
+            datapath
+                .drops
+                .change(ROW, |drops| *drops = Default::default());
+            datapath.expect_drop(EGRESS, bytes, ROW, reason);
+            assert_eq!(datapath.drops.get(ROW).get(reason).bytes, l3_len);
+        };
+        // Up to the last byte in front of a message of ICMPv6, of which a listener's has eight at least.
+        for len in 0..2 * HEADER_LEN {
+            let mut short = packet.clone();
+            short.l4.truncate(len);
+            let reason = DropReason::ExtensionHeader;
+            expect(&short.bytes(), reason, 40 + len as u64);
+            let mut padded = packet.bytes();
+            set_payload_len(&mut padded, len);
+            if len <= MOST_PADDED {
+                expect(&padded[..54 + MOST_PADDED], reason, 40 + len as u64);
+            }
+            // No link pads as much: the guest lies about the length.
+            let all = (padded.len() - 14) as u64;
+            expect(&padded, DropReason::Malformed, all);
+        }
+        let mut beyond = packet.bytes();
+        let len = packet.l4.len();
+        set_payload_len(&mut beyond, len + 1);
+        expect(&beyond, DropReason::Malformed, 40 + len as u64);
+        // The header says that it is longer than the packet.
+        let mut long = packet.clone();
+        long.l4[1] = u8::MAX;
+        expect(&long.bytes(), DropReason::ExtensionHeader, 40 + len as u64);
+    }
+    let datapath = loaded!();
+    let whole = Frame6 {
+        l4: listener_report(143, 0).l4[..2 * HEADER_LEN].to_vec(),
+        ..listener_report(143, 0)
+    };
+    datapath.expect_handover(EGRESS, &whole.bytes(), Handover::Ndp, PortFlags::GROUP);
+}
+
 /// A first fragment, and a later one.
 fn fragments(of: &Frame6) -> [Frame6; 2] {
     [1, 24].map(|field| Frame6 {

@@ -8,6 +8,7 @@ mod processes;
 mod routed;
 mod scene;
 mod single_address;
+mod stock_client;
 mod user_mode;
 
 use std::{

@@ -1,6 +1,7 @@
 //! Flows follow the host's network: all of them, some in each turn, and none that it does not concern.
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
+use serde_json::{Value, json};
 use slipgate_abi::{IfIndex, Ip4, Refusal, VmId};
 use slipgate_model::{
     HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
@@ -299,8 +300,11 @@ fn a_successor_ends_flows_that_a_tables_routes_do_not_carry() {
     rig.engine.finish_adoption().unwrap();
     rig.pass(SECOND_NS);
     assert_eq!(uplinks(&rig), [UPLINK], "that of the other VM");
-    let ends: Vec<_> = rig.records().iter().map(|r| r["end"].clone()).collect();
-    assert_eq!(ends, ["uplink"]);
+    let [record] = &rig.records()[..] else {
+        panic!("one record: {:?}", rig.records());
+    };
+    assert_eq!(record["end"], "uplink");
+    assert_eq!(ways(record), [eth0(), up1()]);
 
     // Where the table leads nowhere, they go on.
     let mut rig = rig.restart_in_steps(&Setup::default());
@@ -337,10 +341,45 @@ fn flows_of_a_vm_with_another_uplink_end_and_new_ones_leave_by_it() {
     let records = rig.records();
     let ends: Vec<_> = records.iter().map(|r| r["end"].clone()).collect();
     assert_eq!(ends, ["uplink", "uplink"]);
-    let eth0 = serde_json::json!({ "name": "eth0", "index": UPLINK, "next_hop": "192.0.2.254" });
-    let up1 = serde_json::json!({ "name": "up1", "index": SECOND });
-    for (record, was, is) in [(&records[0], &eth0, &up1), (&records[1], &up1, &eth0)] {
-        assert_eq!((&record["uplink"], &record["moved_to"]), (was, is));
+    assert_eq!(ways(&records[0]), [eth0(), up1()]);
+    assert_eq!(ways(&records[1]), [up1(), eth0()]);
+}
+
+/// The ways by the uplink and by the second one, as records show them.
+fn eth0() -> Value {
+    json!({ "name": "eth0", "index": UPLINK, "next_hop": "192.0.2.254" })
+}
+
+fn up1() -> Value {
+    json!({ "name": "up1", "index": SECOND })
+}
+
+/// The way by which a flow left, and the one that it would have left by since, in its record.
+fn ways(record: &Value) -> [Value; 2] {
+    ["uplink", "moved_to"].map(|key| record[key].clone())
+}
+
+#[test]
+fn adopted_flows_that_leave_by_another_link_afterwards_are_recorded_with_both() {
+    // The second link, by a route that is for VMs whose own uplink it is, and by the table.
+    let mut network = with_second_uplink("10.8.0.2/32");
+    network.routes.further = with_table().routes.further;
+    let mut rig = Rig::new();
+    rig.follow(network.clone());
+    rig.connect_from(1, 40_001, 1);
+    rig.connect_from(2, 40_002, 1);
+    let (mut rig, _) = rig.restart(&Setup::default());
+    rig.follow(network);
+    assert_eq!(uplinks(&rig), [UPLINK; 2], "both are adopted");
+    // One by its VM's own uplink, one by its policy's routes.
+    give_uplink(&mut rig, Some(SECOND));
+    rig.tell(|engine| engine.set_vm(by_table(2, None)));
+    rig.pass(SECOND_NS);
+    let records = rig.records();
+    assert_eq!(records.len(), 2, "{records:?}");
+    for record in &records {
+        assert_eq!(record["end"], "uplink");
+        assert_eq!(ways(record), [eth0(), up1()], "{record}");
     }
 }
 
