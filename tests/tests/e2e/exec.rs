@@ -235,6 +235,7 @@ fn a_command_s_kernel_receives_for_its_ipv6_address_from_the_start() {
                 }
             });
         }
+        let _ended = Ends(&ended);
         for _ in 0..40 {
             let looks = [
                 "exec",
@@ -250,13 +251,22 @@ fn a_command_s_kernel_receives_for_its_ipv6_address_from_the_start() {
             let output = output.wait_with_output().unwrap();
             let routes = String::from_utf8(output.stdout).unwrap();
             let own = format!("{:032x} 80 ", COMMANDS_ADDRESS6.to_bits());
-            if !routes.lines().any(|line| line.starts_with(&own)) {
-                ended.store(true, Ordering::Relaxed);
-                panic!("{routes}\n{}", String::from_utf8_lossy(&output.stderr));
-            }
+            assert!(
+                routes.lines().any(|line| line.starts_with(&own)),
+                "{routes}\n{}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         }
-        ended.store(true, Ordering::Relaxed);
     });
+}
+
+/// Ends threads that look at it, also when a test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Whether a connection was reset; `None` while it stands.

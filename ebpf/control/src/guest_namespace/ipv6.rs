@@ -88,18 +88,19 @@ impl NamespaceIpv6 {
             "add the IPv6 default route by {}",
             self.gateway
         )))?;
-        self.await_local_route()
+        self.await_local_route();
+        Ok(())
     }
 
     /// Waits until the kernel takes packets for the address, for so long at most: a connection that
-    /// begins before then takes a second longer, which is no reason to refuse the command.
-    fn await_local_route(&self) -> Result<()> {
+    /// begins before then takes a second longer, which is no reason to refuse the command. Nor is it
+    /// that the routes can't be read.
+    fn await_local_route(&self) {
         let end = Instant::now() + LOCAL_WITHIN;
-        loop {
-            let routes = fs::read_to_string(ROUTES).map_err(Error::os(format!("read {ROUTES}")))?;
-            if is_local(&routes, self.guest) || Instant::now() > end {
-                return Ok(());
-            }
+        while let Ok(routes) = fs::read_to_string(ROUTES)
+            && !is_local(&routes, self.guest)
+            && Instant::now() < end
+        {
             thread::sleep(Duration::from_millis(1));
         }
     }
