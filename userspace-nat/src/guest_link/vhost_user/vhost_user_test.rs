@@ -1,11 +1,16 @@
-use std::{net::SocketAddr, os::fd::AsRawFd as _, sync::Arc};
+use std::{
+    net::SocketAddr,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::Arc,
+};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_abi::Ip4;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::{
     fake::{ALL, CHAINS, FakeVmm, MEMORY, MEMORY_LEN},
-    message::request,
+    message::{self, request},
     session::TX,
     *,
 };
@@ -486,6 +491,23 @@ fn a_vmm_that_lies_loses_its_connection() {
         vmm.say(&bytes, &[]);
         assert_eq!(vmm.wrong, Some(Wrong::Header), "{header:?}");
     }
+}
+
+/// However many there are: the kernel gives those for which there is room.
+#[test]
+fn descriptors_of_a_message_that_has_too_many_are_closed() {
+    let mut vmm = ready(ALL);
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    let fds = [writer.as_raw_fd(); message::MOST_FDS + 1];
+    vmm.ask(request::SET_MEM_TABLE, &[0; 8], &fds);
+    assert_eq!(vmm.wrong, Some(Wrong::Header));
+    drop(writer);
+    let mut ended = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+    assert_eq!(
+        poll(&mut ended, PollTimeout::ZERO),
+        Ok(1),
+        "none is left open"
+    );
 }
 
 #[test]
