@@ -1,6 +1,9 @@
 use std::{
     net::SocketAddr,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _},
+        unix::net::UnixStream,
+    },
     sync::Arc,
 };
 
@@ -807,4 +810,17 @@ fn what_was_under_way_when_the_ring_or_the_memory_changed_is_given_back_to_nobod
         vmm.turn();
         assert_eq!(vmm.used(TX).len(), before);
     }
+}
+
+#[test]
+fn what_could_not_be_accepted_is_tried_again_without_an_event() {
+    // It fails, as if the host had no descriptor.
+    let (listener, _other) = UnixStream::pair().unwrap();
+    let mut link = RingLink::new(listener.into(), false);
+    let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
+    assert!(!link.accept(&epoll, 1, 5).unwrap());
+    assert_eq!(link.due_ns(), Some(5 + SHORTAGE_NS));
+    // Nobody is there: the event tells of the next.
+    let vmm = FakeVmm::new();
+    assert_eq!(vmm.link.due_ns(), None);
 }
