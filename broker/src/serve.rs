@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
-        signal::{SigSet, Signal},
+        signal::{SigHandler, SigSet, Signal, signal},
         signalfd::{SfdFlags, SignalFd},
     },
 };
@@ -751,6 +751,10 @@ struct Ready {
 /// Signals that end the loop, or (SIGHUP) have the flow log opened and the policy read again, by
 /// descriptor.
 pub(crate) fn signals(more: &[Signal]) -> nix::Result<SignalFd> {
+    // Whoever started this may ignore it, and the kernel would then keep no child's status, by which its
+    // end is known.
+    // SAFETY: no function is called by it.
+    unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
     blocked_signals(more).thread_block()?;
     let set = ending_signals(more);
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)

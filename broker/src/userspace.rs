@@ -184,7 +184,7 @@ trait Guest {
 /// # Errors
 /// This host lacks what is needed, the command can't be started, or the engine fails.
 pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
-    let prepared = Prepared::new(config.nat, &[])?;
+    let prepared = Prepared::new(config.nat, command::MORE_SIGNALS)?;
     let (nat, mtu) = (&prepared.nat, prepared.mtu);
     let link = (mtu, prepared.ipv6);
     let mut command = Command::start(nat, prepared.vm()?, link, &config.command)?;

@@ -115,6 +115,7 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
     let inet6 = libc::AF_INET6 as u64;
     let datagram = libc::SOCK_DGRAM as u64;
     let outq = [u64::MAX, libc::TIOCOUTQ, 0, 0];
+    let inq = [u64::MAX, libc::TIOCINQ, 0, 0];
     let seals = [u64::MAX, libc::F_GET_SEALS as u64, 0, 0];
     let more_seals = [u64::MAX, libc::F_ADD_SEALS as u64, 0, 0];
     let passes = of_userspace(&|| {
@@ -129,6 +130,7 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
             ),
             (libc::SYS_bind, [u64::MAX, 0, 0, 0]),
             (libc::SYS_ioctl, outq),
+            (libc::SYS_ioctl, inq),
             (libc::SYS_recvmmsg, [u64::MAX, 0, 0, 0]),
             (libc::SYS_fcntl, seals),
         ])

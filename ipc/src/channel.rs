@@ -43,7 +43,8 @@ const SEND_WITHIN_MS: i64 = 10_000;
 /// Largest number of descriptors in one message.
 pub const MAX_FDS: usize = 128;
 /// Largest number of descriptors that the kernel passes with one packet (`SCM_MAX_FD`,
-/// <net/scm.h>): with room for all of them, the control data is never cut short.
+/// <net/scm.h>): with room for all of them, the control data is cut short only where this process has no
+/// descriptors left.
 const MAX_FDS_OF_PACKET: usize = 253;
 /// Largest message in a memfd, bytes: far more than a policy with long deny files.
 const MAX_LARGE: u64 = 1 << 30;
@@ -236,8 +237,12 @@ impl Channel {
             match received {
                 Ok(r) if self.is_brokers => break (r.bytes, Vec::new()),
                 Ok(r) => {
-                    let fds = rights::take(&r).map_err(io_error("receiving descriptors"))?;
-                    break (r.bytes, fds);
+                    let (length, flags) = (r.bytes, r.flags);
+                    let fds = rights::take(space.as_deref().unwrap_or_default());
+                    if flags.contains(MsgFlags::MSG_CTRUNC) {
+                        return Err(io_error("receiving descriptors")(nix::Error::EMFILE));
+                    }
+                    break (length, fds);
                 }
                 Err(nix::Error::EINTR) => {}
                 Err(nix::Error::EAGAIN) => return Ok(Received::Nothing),

@@ -5,10 +5,7 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
 
-use nix::{
-    libc,
-    sys::socket::{ControlMessageOwned, MsgFlags, RecvMsg},
-};
+use nix::{libc, sys::socket::MsgFlags};
 
 /// Descriptors that came with the bytes that were received.
 #[derive(Debug, Default)]
@@ -79,18 +76,26 @@ pub fn receive_with_one(
     Ok((received as usize, passed))
 }
 
-/// Takes every descriptor that came with a packet, all owned, so that unused ones are closed.
-///
-/// # Errors
-/// The control data was cut short: some descriptors are missing.
-pub(crate) fn take<S>(received: &RecvMsg<'_, '_, S>) -> nix::Result<Vec<OwnedFd>> {
-    let mut fds = Vec::new();
-    for control in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = control {
-            fds.extend(raw.into_iter().map(own));
-        }
+/// Takes every descriptor of control data, which was zeros before a packet was received into it: all owned,
+/// so that unused ones are closed. `nix` does not look at data that was cut short, since this process had
+/// no room for more descriptors, and those that the kernel gave before would stay open for good.
+pub(crate) fn take(control: &[u8]) -> Vec<OwnedFd> {
+    const LEN: usize = size_of::<usize>();
+    const WORD: usize = size_of::<i32>();
+    let word = |at: usize| {
+        let bytes = control.get(at..at + WORD).unwrap_or_default();
+        bytes.try_into().map_or(0, i32::from_ne_bytes)
+    };
+    let len = control
+        .first_chunk()
+        .map_or(0, |len| usize::from_ne_bytes(*len));
+    if (word(LEN), word(LEN + WORD)) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return Vec::new();
     }
-    Ok(fds)
+    let given = control.get(size_of::<libc::cmsghdr>()..len);
+    let given = given.unwrap_or_default().chunks_exact(WORD);
+    let given = given.filter_map(|fd| fd.try_into().ok());
+    given.map(|fd| own(RawFd::from_ne_bytes(fd))).collect()
 }
 
 fn own(raw: RawFd) -> OwnedFd {
@@ -98,3 +103,7 @@ fn own(raw: RawFd) -> OwnedFd {
     // control data is read once, so nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(raw) }
 }
+
+#[cfg(test)]
+#[path = "rights_test.rs"]
+mod tests;

@@ -566,13 +566,13 @@ impl<T: MemoryTables> UserspacePort<T> {
         let link = match &mut self.link {
             GuestLink::Stream(link) => link,
             GuestLink::Packets(link) => {
-                link.settle(&self.epoll, LINK_KEY)?;
+                link.settle(&self.epoll, LINK_KEY, now_ns)?;
                 return Ok(false);
             }
             GuestLink::Rings(link) => {
                 let lost = link.settle();
                 let has_drained = link.has_drained();
-                let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
+                let has_accepted = link.accept(&self.epoll, LINK_KEY, now_ns)?;
                 let (_, _, out, _) = self.parts(now_ns);
                 for lost in lost {
                     out.count_lost(lost.reason, lost.vnet, lost.len);
@@ -581,8 +581,8 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
             GuestLink::Tap(_) => return Ok(false),
         };
-        let end = link.settle(&self.epoll, LINK_KEY)?;
-        let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
+        let end = link.settle(&self.epoll, LINK_KEY, now_ns)?;
+        let has_accepted = link.accept(&self.epoll, LINK_KEY, now_ns)?;
         if let Some(end) = end {
             self.ended(end, now_ns);
         }
@@ -684,7 +684,8 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
-        self.sockets.due_ns()
+        let due = [self.sockets.due_ns(), self.link.due_ns()];
+        due.into_iter().flatten().min()
     }
 
     fn rest(&mut self) -> bool {
@@ -694,7 +695,9 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
             sockets.do_put_off(epoll, &mut out, now_ns);
             // An error shows again in the next turn, which is at once then.
             let is_new = self.settle_link(now_ns).unwrap_or(true);
-            self.has_more |= is_new || !self.queue.is_empty() || self.has_input();
+            // Nobody looks at a new deadline before the next turn.
+            let is_due = self.link.due_ns().is_some();
+            self.has_more |= is_new || is_due || !self.queue.is_empty() || self.has_input();
         }
         let host = self.sockets.host();
         host.give_up_claims();

@@ -239,3 +239,18 @@ fn what_was_put_off_reaches_the_engine_in_the_next_turn_without_an_event() {
     assert_eq!(scene.batch.len(), 1);
     assert!(!scene.port.has_more());
 }
+
+#[test]
+fn a_link_for_which_the_host_is_short_of_something_has_its_turn_without_an_event() {
+    // It accepts nothing, as if the host had no descriptor.
+    let (listener, _other) = UnixStream::pair().unwrap();
+    let link = GuestLink::Stream(Box::new(StreamLink::new(listener.into(), false)));
+    let mut port = UserspacePort::new(tables(), link, true, 1_500, 1 << 20).unwrap();
+    let now_ns = SystemClock.now_ns();
+    port.work(now_ns).unwrap();
+    assert!(
+        port.next_deadline_ns()
+            .is_some_and(|due_ns| due_ns > now_ns)
+    );
+    assert!(!port.has_more());
+}

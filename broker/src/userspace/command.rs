@@ -43,6 +43,9 @@ const COMMAND: &str = "inside";
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
+/// Signals that end the command, and this process only with it: what a terminal sends for a dump, too.
+pub(super) const MORE_SIGNALS: &[Signal] = &[Signal::SIGQUIT];
+
 /// The process of the user's command.
 #[derive(Debug)]
 pub(super) struct Command {
@@ -258,7 +261,7 @@ pub fn run_inside(inside: &Inside) -> anyhow::Result<Infallible> {
     };
     // `slipgate exec` waits for its signals by a descriptor, and has them blocked for that: the command is to
     // have them as it is used to, and what its user has blocked stays so.
-    blocked_signals(&[])
+    blocked_signals(MORE_SIGNALS)
         .thread_unblock()
         .context("unblocking signals")?;
     // Root's programs would have every capability in these namespaces, and could undo them.

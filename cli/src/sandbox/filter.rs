@@ -31,12 +31,13 @@ fn allow_list(is_userspace: bool) -> Compiled<Rules> {
     };
 
     only(libc::SYS_newfstatat, open_file(3)?);
-    // As in every loop, and how much a send queue holds.
+    // As in every loop, and how much a connection's queues hold.
     only(
         libc::SYS_ioctl,
         vec![
             rule([equal(1, libc::FIONBIO)?])?,
             rule([equal(1, libc::TIOCOUTQ)?])?,
+            rule([equal(1, libc::TIOCINQ)?])?,
         ],
     );
 

@@ -251,13 +251,16 @@ impl Client {
             let fd = self.stream.as_raw_fd();
             let n = match recvmsg::<()>(fd, &mut parts, Some(&mut space), flags) {
                 Ok(received) => {
-                    // Never cut short: there is room for all that can come.
-                    let came = rights::take(&received).unwrap_or_default();
-                    if self.role == Role::Admin {
+                    let (n, flags) = (received.bytes, received.flags);
+                    // There is room for all that can come, if this process has descriptors left.
+                    let is_whole = !flags.contains(MsgFlags::MSG_CTRUNC);
+                    let came = rights::take(&space);
+                    space.fill(0);
+                    if self.role == Role::Admin && is_whole {
                         let room = MAX_WAITING_FDS.saturating_sub(self.fds.len());
                         self.fds.extend(came.into_iter().take(room));
                     }
-                    received.bytes
+                    n
                 }
                 Err(nix::Error::EAGAIN) => return true,
                 Err(nix::Error::EINTR) => continue,

@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{Ipv6Addr, SocketAddrV4, TcpStream, ToSocketAddrs as _, UdpSocket},
+    os::unix::process::CommandExt as _,
     path::Path,
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -14,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::signal::{SigHandler, Signal, signal};
 use slipgate_testbed::{
     NetNs,
     clients::{tcp, tcp::EchoSession},
@@ -328,4 +330,38 @@ fn what_exec_has_not_is_refused_by_its_flag() {
     assert!(refused(&["--xdp", "on", "--", "true"]).contains("no part in the kernel"));
     assert!(refused(&["--mode", "hybrid", "--", "true"]).contains("no part in the kernel"));
     assert!(refused(&["--bpf-log", "--", "true"]).contains("no part in the kernel"));
+}
+
+/// Some start programs with SIGCHLD ignored, and so the command has it. The kernel keeps no status of its
+/// children then.
+#[test]
+fn exec_knows_how_its_command_ended_whatever_signals_its_parent_ignores() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let mut exec = Command::new(binary().unwrap());
+    exec.args(["exec", "--", "sh", "-c", "exit 7"]);
+    // SAFETY: between fork and exec only this call is made, which is async-signal-safe.
+    unsafe {
+        exec.pre_exec(|| {
+            signal(Signal::SIGCHLD, SigHandler::SigIgn)?;
+            Ok(())
+        });
+    }
+    let mut exec = place.world.host.spawn(exec).unwrap();
+    let ended = eventually("the end of exec", || exec.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(7));
+}
+
+/// A terminal sends it to all: some commands write what they are about, and go on.
+#[test]
+fn a_command_that_goes_on_after_a_signal_for_a_dump_keeps_its_network() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let ends = |words: &str| {
+        let exec = place.slipgate(&["exec", "--", "sh", "-c", words]);
+        let status = place.world.host.spawn(exec).unwrap().wait().unwrap();
+        status.code()
+    };
+    assert_eq!(ends("kill -QUIT $PPID; sleep 0.2; exit 7"), Some(7));
+    assert_eq!(ends("kill -QUIT $$"), Some(128 + Signal::SIGQUIT as i32));
 }

@@ -63,6 +63,16 @@ impl GuestLink {
         queued.map(|queued| enough.saturating_sub(queued))
     }
 
+    /// Time at which a turn is due without an event, because the host was short of something, ns.
+    pub fn due_ns(&self) -> Option<u64> {
+        match self {
+            Self::Tap(_) => None,
+            Self::Stream(link) => link.due_ns(),
+            Self::Packets(link) => link.due_ns(),
+            Self::Rings(link) => link.due_ns(),
+        }
+    }
+
     /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is
     /// none.
     pub fn refusal(&mut self, vnet: VirtioNetHdr, len: usize) -> Option<DropReason> {

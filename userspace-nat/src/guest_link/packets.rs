@@ -32,7 +32,7 @@ use slipgate_abi::DropReason;
 use super::{
     framing::{FrameQueue, MOST_QUEUED},
     segmentation::{self, Headers},
-    stream::ENOUGH_QUEUED,
+    stream::{ENOUGH_QUEUED, SHORTAGE_NS},
 };
 use crate::{
     packet::ipv6,
@@ -78,6 +78,9 @@ pub struct PacketLink {
     segments: FrameQueue,
     /// Whether an event tells when the socket takes more.
     waits_for_room: bool,
+    /// Whether the host had no memory for the last message, and the time to try again, ns.
+    lacks_memory: bool,
+    again_ns: Option<u64>,
     is_over: bool,
 }
 
@@ -91,6 +94,8 @@ impl PacketLink {
             queued: 0,
             segments: FrameQueue::default(),
             waits_for_room: false,
+            lacks_memory: false,
+            again_ns: None,
             is_over: false,
         }
     }
@@ -210,11 +215,16 @@ impl PacketLink {
     fn write(&mut self, parts: [&[u8]; 3]) -> bool {
         let parts = parts.map(IoSlice::new);
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        self.lacks_memory = false;
         loop {
             match sendmsg::<()>(self.socket.as_raw_fd(), &parts, &[], flags, None) {
                 Err(Errno::EINTR) => {}
-                // As the queue of a device that is full: there is memory for it later.
-                Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => return false,
+                Err(Errno::EAGAIN) => return false,
+                // There is memory for it later, of which no event tells.
+                Err(Errno::ENOBUFS | Errno::ENOMEM) => {
+                    self.lacks_memory = true;
+                    return false;
+                }
                 Ok(_) => return true,
                 Err(_) => {
                     self.is_over = true;
@@ -235,18 +245,26 @@ impl PacketLink {
         }
     }
 
-    /// At the end of a turn: writes what is queued, and has an event tell when more can be written.
+    /// Time at which a turn is due without an event, ns.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.again_ns
+    }
+
+    /// At the end of a turn: writes what is queued, and has an event tell when more can be written, or
+    /// the time ([`PacketLink::due_ns`]).
     ///
     /// # Errors
     /// The kernel can't watch the socket.
-    pub fn settle(&mut self, epoll: &Epoll, key: u64) -> io::Result<()> {
+    pub fn settle(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> io::Result<()> {
         self.flush();
+        let lacks_memory = self.lacks_memory && !self.queue.is_empty() && !self.is_over;
+        self.again_ns = lacks_memory.then_some(now_ns + SHORTAGE_NS);
         if self.is_over {
             // It hangs up for good. An error means that it is out of the set already.
             let _ = epoll.delete(&self.socket);
             return Ok(());
         }
-        let is_left = !self.queue.is_empty();
+        let is_left = !self.queue.is_empty() && !lacks_memory;
         if is_left != self.waits_for_room {
             let events = match is_left {
                 true => EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT,

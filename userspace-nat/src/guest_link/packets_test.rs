@@ -65,7 +65,7 @@ impl Rig {
     }
 
     fn settle(&mut self) {
-        self.link.settle(&self.epoll, KEY).unwrap();
+        self.link.settle(&self.epoll, KEY, 0).unwrap();
     }
 
     fn events(&self) -> EpollFlags {

@@ -17,7 +17,8 @@
 //! The queue for the guest is bounded twice. From [`ENOUGH_QUEUED`] on no data is taken from the world's
 //! sockets ([`GuestLink::room`](super::GuestLink::room)), so that a guest that reads slowly loses no stream data. From
 //! [`MOST_QUEUED`](super::framing::MOST_QUEUED) on a frame is dropped and counted. Nothing waits for the
-//! guest: what the socket does not take stays queued until epoll reports room.
+//! guest: what the socket does not take stays queued until epoll reports room, or, where the host has no
+//! memory for it, for [`SHORTAGE_NS`]. Then an event would tell of room at once, again and again.
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, FromRawFd as _, OwnedFd},
@@ -36,10 +37,16 @@ use super::{
     framing::{FrameQueue, FrameReader, TooLong},
     joining, segmentation,
 };
-use crate::port::{VNET_LEN, VirtioNetHdr};
+use crate::{
+    clock::MILLISECOND_NS,
+    port::{VNET_LEN, VirtioNetHdr},
+};
 
 /// Bytes in the queue from which no more data is made for the guest.
 pub(super) const ENOUGH_QUEUED: usize = 256 << 10;
+
+/// Time after which is tried again what the host had no memory or no descriptor for, ns.
+pub(super) const SHORTAGE_NS: u64 = 10 * MILLISECOND_NS;
 
 /// Result of a read from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +69,11 @@ pub struct StreamLink {
     state: State,
     reader: FrameReader,
     queue: FrameQueue,
+    /// Time at which to write or accept again, because the host was short of something, ns.
+    again_ns: Option<u64>,
+    /// For tests: what the host says to a write.
+    #[cfg(test)]
+    refuses: Option<Errno>,
 }
 
 /// Where guests come from.
@@ -91,8 +103,10 @@ enum State {
         socket: OwnedFd,
         /// Whether an event tells when the socket takes more.
         waits_for_room: bool,
-        /// Whether a write has failed.
+        /// Whether a write has failed for good.
         is_broken: bool,
+        /// Whether the host had no memory for the last one.
+        lacks_memory: bool,
     },
     Over,
 }
@@ -121,6 +135,9 @@ impl StreamLink {
             state: State::Waiting,
             reader: FrameReader::default(),
             queue: FrameQueue::default(),
+            again_ns: None,
+            #[cfg(test)]
+            refuses: None,
         }
     }
 
@@ -142,19 +159,24 @@ impl StreamLink {
     ///
     /// # Errors
     /// The kernel can't watch the connection.
-    pub fn accept(&mut self, epoll: &Epoll, key: u64) -> io::Result<bool> {
+    pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> io::Result<bool> {
         if !matches!(self.state, State::Waiting) {
             return Ok(false);
         }
+        self.again_ns = None;
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let socket = match &mut self.origin {
-            Origin::Listener(listener) => {
-                let accepted = accept4(listener.as_raw_fd(), flags);
-                accepted.ok().map(owned)
-            }
+            Origin::Listener(listener) => match accept4(listener.as_raw_fd(), flags) {
+                Ok(accepted) => Some(owned(accepted)),
+                Err(Errno::EAGAIN) => None,
+                // Its event has come, and comes no more.
+                Err(_) => {
+                    self.again_ns = Some(now_ns + SHORTAGE_NS);
+                    None
+                }
+            },
             Origin::Given { unwatched, .. } => unwatched.take(),
         };
-        // Nobody is there, or no descriptor is to be had: tried again in the next turn.
         let Some(socket) = socket else {
             return Ok(false);
         };
@@ -163,6 +185,7 @@ impl StreamLink {
             socket,
             waits_for_room: false,
             is_broken: false,
+            lacks_memory: false,
         };
         tracing::debug!("the guest has connected");
         Ok(true)
@@ -188,7 +211,8 @@ impl StreamLink {
                 self.reader.filled(len);
                 None
             }
-            Err(Errno::EAGAIN | Errno::EINTR) => None,
+            // The event is there until it is read.
+            Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM) => None,
             Err(_) => Some(self.end()),
         }
     }
@@ -244,17 +268,23 @@ impl StreamLink {
         (!queued).then_some(DropReason::EngineBusy)
     }
 
-    /// At the end of a turn: writes what is queued, and has an event tell when more can be written.
-    /// Returns the end of the connection, if writing failed.
+    /// Time at which a turn is due without an event, ns.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.again_ns
+    }
+
+    /// At the end of a turn: writes what is queued, and has an event tell when more can be written, or
+    /// the time ([`StreamLink::due_ns`]). Returns the end of the connection, if writing failed.
     ///
     /// # Errors
     /// The kernel can't watch the connection.
-    pub fn settle(&mut self, epoll: &Epoll, key: u64) -> io::Result<Option<Input>> {
+    pub fn settle(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> io::Result<Option<Input>> {
         self.flush();
         let State::Connected {
             socket,
             waits_for_room,
             is_broken,
+            lacks_memory,
         } = &mut self.state
         else {
             return Ok(None);
@@ -262,7 +292,8 @@ impl StreamLink {
         if *is_broken {
             return Ok(Some(self.end()));
         }
-        let is_left = !self.queue.unsent().is_empty();
+        self.again_ns = lacks_memory.then_some(now_ns + SHORTAGE_NS);
+        let is_left = !self.queue.unsent().is_empty() && !*lacks_memory;
         if is_left != *waits_for_room {
             let events = match is_left {
                 true => EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT,
@@ -277,17 +308,34 @@ impl StreamLink {
     /// Writes as much of the queue as the socket takes.
     fn flush(&mut self) {
         let State::Connected {
-            socket, is_broken, ..
+            socket,
+            is_broken,
+            lacks_memory,
+            ..
         } = &mut self.state
         else {
             return;
         };
-        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        *lacks_memory = false;
+        let write = |bytes: &[u8]| {
+            #[cfg(test)]
+            if let Some(error) = self.refuses {
+                return Err(error);
+            }
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+            send(socket.as_raw_fd(), bytes, flags)
+        };
         while !self.queue.unsent().is_empty() && !*is_broken {
-            match send(socket.as_raw_fd(), self.queue.unsent(), flags) {
+            match write(self.queue.unsent()) {
                 Ok(len) => self.queue.sent(len),
                 Err(Errno::EAGAIN) => return,
                 Err(Errno::EINTR) => {}
+                // The guest is there as before. What it gets later is still whole frames in order, and
+                // what finds no place in the queue meanwhile is dropped and counted.
+                Err(Errno::ENOBUFS | Errno::ENOMEM) => {
+                    *lacks_memory = true;
+                    return;
+                }
                 Err(_) => *is_broken = true,
             }
         }
@@ -298,6 +346,7 @@ impl StreamLink {
         let cut = self.reader.held();
         self.reader.clear();
         self.queue.clear();
+        self.again_ns = None;
         self.state = match self.is_for_one {
             true => State::Over,
             false => State::Waiting,

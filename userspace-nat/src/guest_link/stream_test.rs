@@ -11,6 +11,7 @@ use crate::guest_link::framing::{MOST_FRAME, MOST_QUEUED, PREFIX_LEN};
 
 const LISTENER: u64 = 1;
 const GUEST: u64 = 2;
+const NOW_NS: u64 = 1_000_000_000;
 
 struct Rig {
     link: StreamLink,
@@ -45,11 +46,11 @@ impl Rig {
     }
 
     fn accept(&mut self) {
-        self.link.accept(&self.epoll, GUEST).unwrap();
+        self.link.accept(&self.epoll, GUEST, NOW_NS).unwrap();
     }
 
     fn settle(&mut self) -> Option<Input> {
-        self.link.settle(&self.epoll, GUEST).unwrap()
+        self.link.settle(&self.epoll, GUEST, NOW_NS).unwrap()
     }
 
     fn events(&self) -> Vec<(u64, EpollFlags)> {
@@ -233,8 +234,8 @@ fn a_connection_that_was_given_is_the_only_one() {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     link.watch(&epoll, LISTENER).unwrap();
     assert_eq!(link.queued(), None, "not before the first turn's end");
-    assert!(link.accept(&epoll, GUEST).unwrap());
-    assert!(!link.accept(&epoll, GUEST).unwrap());
+    assert!(link.accept(&epoll, GUEST, NOW_NS).unwrap());
+    assert!(!link.accept(&epoll, GUEST, NOW_NS).unwrap());
     assert_eq!(link.queued(), Some(0));
     guest.write_all(&[0, 0, 0, 60]).unwrap();
     guest.write_all(&[7; 60]).unwrap();
@@ -245,8 +246,58 @@ fn a_connection_that_was_given_is_the_only_one() {
     // It ends, and whoever shares the socket sees it hang up.
     drop(guest);
     assert_eq!(link.fill(), Some(Input::Ended(0)));
-    assert!(!link.accept(&epoll, GUEST).unwrap());
+    assert!(!link.accept(&epoll, GUEST, NOW_NS).unwrap());
     assert_eq!(link.queued(), None);
     assert_eq!((&theirs).read(&mut [0; 1]).unwrap(), 0);
     assert!((&theirs).write(&[0]).is_err());
+}
+
+#[test]
+fn a_host_short_of_memory_delays_frames_and_ends_nothing() {
+    for error in [Errno::ENOBUFS, Errno::ENOMEM] {
+        let mut rig = Rig::new(false);
+        let mut guest = rig.connect();
+        rig.accept();
+        assert_eq!(rig.link.due_ns(), None);
+        rig.link.refuses = Some(error);
+        let mut taken = 0;
+        while rig.send(1_514).is_none() {
+            taken += 1;
+            assert_eq!(rig.settle(), None, "{error}");
+        }
+        // What finds no place is counted, and no event comes again and again.
+        assert_eq!(rig.send(1_514), Some(DropReason::EngineBusy));
+        assert_eq!(rig.events(), []);
+        assert_eq!(rig.link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
+        // The guest is heard meanwhile.
+        guest.write_all(&framed(60)).unwrap();
+        assert_eq!(rig.read(), [Input::Frame(60)]);
+        rig.link.refuses = None;
+        let mut got = Vec::new();
+        while got.len() < taken * (PREFIX_LEN + 1_514) {
+            assert_eq!(rig.settle(), None);
+            let _ = guest.read_to_end(&mut got);
+        }
+        assert_eq!(got.len(), taken * (PREFIX_LEN + 1_514));
+        assert_eq!(rig.settle(), None);
+        assert_eq!((rig.link.due_ns(), rig.events()), (None, vec![]));
+        // Others are ends.
+        rig.link.refuses = Some(Errno::EPIPE);
+        assert_eq!(rig.send(60), None);
+        assert_eq!(rig.settle(), Some(Input::Ended(0)));
+    }
+}
+
+#[test]
+fn what_could_not_be_accepted_is_tried_again_without_an_event() {
+    // It fails, as if the host had no descriptor.
+    let (listener, _other) = UnixStream::pair().unwrap();
+    let mut link = StreamLink::new(listener.into(), false);
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+    assert!(!link.accept(&epoll, GUEST, NOW_NS).unwrap());
+    assert_eq!(link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
+    // Nobody is there: the event tells of the next.
+    let mut rig = Rig::new(false);
+    rig.accept();
+    assert_eq!(rig.link.due_ns(), None);
 }

@@ -5,15 +5,19 @@
 //! other socket had no room for: otherwise the pipe that carries all is empty between two calls, and is
 //! used for the next direction. So an idle connection has no pipe, and one whose receiver does not read
 //! holds a pipe's content and reads no more.
+//!
+//! splice(2) does not pass urgent data, which is passed on by a read of its own, as data in its place
+//! ([`crate::tcp`]).
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, OwnedFd},
 };
 
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice},
-    unistd::pipe2,
+    sys::socket::{MsgFlags, recv},
+    unistd::{pipe2, write},
 };
 
 /// Capacity that is asked for, bytes. A user's pipes together have a limit (`pipe-user-pages-soft`, 64 MiB
@@ -119,7 +123,11 @@ impl Direction {
                 let Ok(pipe) = pipes.take() else {
                     return Ok(Moved::NoPipe);
                 };
-                let read = move_bytes(from, &pipe.into, CAPACITY);
+                let read = match move_bytes(&from, &pipe.into, CAPACITY) {
+                    // In front of the mark there is nothing, and the end, if the source has ended.
+                    Ok(None | Some(0)) => pass_mark(from, &pipe.into),
+                    read => read,
+                };
                 if let Ok(Some(len @ 1..)) = read {
                     (pipe, len)
                 } else {
@@ -143,6 +151,23 @@ impl Direction {
         }
         pipes.give_back(pipe);
         Ok(Moved::Bytes(held as u64))
+    }
+}
+
+/// Moves one byte by recv(2). In front of urgent data splice(2) finds nothing, however much there is, or
+/// the end, if the source's FIN has come; recv passes the mark, and the next splice goes on behind it.
+/// `None` if there is nothing indeed, and 0 at the end.
+fn pass_mark(from: impl AsFd, into: &OwnedFd) -> io::Result<Option<usize>> {
+    let mut byte = [0];
+    loop {
+        match recv(from.as_fd().as_raw_fd(), &mut byte, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) => return Ok(Some(0)),
+            // The pipe is empty.
+            Ok(_) => return Ok(Some(write(into, &byte)?)),
+            Err(Errno::EAGAIN) => return Ok(None),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 

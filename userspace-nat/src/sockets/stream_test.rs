@@ -9,7 +9,7 @@ use std::{
 
 use nix::sys::{
     memfd::{MFdFlags, memfd_create},
-    socket::{MsgFlags, recv},
+    socket::{MsgFlags, recv, send},
 };
 use slipgate_abi::{DropReason, tcp::Flags};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
@@ -308,6 +308,47 @@ fn hear(sockets: &mut Sockets, epoll: &Epoll, of: EpollFlags, guest: &mut Taken)
             return;
         }
     }
+}
+
+#[test]
+fn urgent_data_of_a_server_is_sent_in_its_place_and_the_end_behind_it() {
+    for ends in ENDS {
+        for stream in [|stream: Stream| stream, Stream::without_places] {
+            urgent_data_is_sent(ends, stream);
+        }
+    }
+}
+
+fn urgent_data_is_sent((from, to): (At, At), stream: fn(Stream) -> Stream) {
+    let mut guest = Taken::default();
+    let (mut sockets, server, epoll) = open((from, to), stream, &mut guest);
+    for (data, flags) in [
+        (&b"before"[..], MsgFlags::empty()),
+        (b"!", MsgFlags::MSG_OOB),
+        (b"behind", MsgFlags::empty()),
+    ] {
+        assert_eq!(send(server.as_raw_fd(), data, flags), Ok(data.len()));
+    }
+    server.shutdown(Shutdown::Write).unwrap();
+    hear(&mut sockets, &epoll, EpollFlags::EPOLLRDHUP, &mut guest);
+    // What waits for an acknowledgement comes with it.
+    let acknowledgement = ack(from, to, 0, GUESTS_FIRST + 1, OURS_FIRST + 1 + 6);
+    with_segment(&acknowledgement, |packet, _| {
+        sockets.take(
+            packet,
+            (VirtioNetHdr::default(), false),
+            &epoll,
+            &mut guest,
+            0,
+        );
+    });
+    while sockets.work(&epoll, &mut guest, 0) {}
+    let mut next = OURS_FIRST + 1;
+    for (flags, sequence, payload) in guest.0 {
+        assert_eq!(sequence, next, "none is sent twice");
+        next += payload as u32 + u32::from(flags & Flags::FIN != 0);
+    }
+    assert_eq!(next, OURS_FIRST + 1 + 13 + 1, "with the end");
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! System calls on the queues of a connection's socket.
 #![expect(
     unsafe_code,
-    reason = "the room of a send queue, and the place to peek at, have no call in nix"
+    reason = "how much is in a queue, and the place to peek at, have no call in nix"
 )]
 use std::{
     io::{self, IoSliceMut},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use nix::{
@@ -67,6 +67,21 @@ pub(super) fn enlarge(socket: &OwnedFd, bytes: u32) {
     if setsockopt(socket, sockopt::SndBuf, &wanted.div_ceil(2)).is_ok() {
         set_int(socket, SO_BUF_LOCK, 0);
     }
+}
+
+/// Returns how many bytes a connection's receive queue has.
+pub(super) fn received(socket: &OwnedFd) -> usize {
+    let mut received: libc::c_int = 0;
+    // SAFETY: the call writes an int.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCINQ, &raw mut received) };
+    if rc < 0 { 0 } else { received.max(0) as usize }
+}
+
+/// Has what a socket's peer sends as urgent come in its place, as data. The kernel would leave it out
+/// otherwise, and a peek that passes its place begins again before that, so that a byte comes twice.
+pub(crate) fn keep_urgent_in_place(socket: &impl AsFd) {
+    // Every TCP socket has it.
+    let _ = setsockopt(socket, sockopt::OobInline, &true);
 }
 
 /// Sets the place in a connection's receive queue from which the next bytes are peeked. Returns

@@ -130,6 +130,7 @@ impl Stream {
 
     /// `connection` with its socket, which does not block and may not be connected yet.
     pub(crate) fn new(connection: Connection, socket: OwnedFd) -> Self {
+        queue::keep_urgent_in_place(&socket);
         Self {
             connection,
             socket: Some(socket),
@@ -492,6 +493,11 @@ impl Stream {
                 Ok(got) => break got as u32,
                 Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                     Some(Errno::EINTR) => {}
+                    // A peek ends in front of urgent data, and passes it if it begins there: once an
+                    // acknowledgement has brought that within reach.
+                    Some(Errno::EAGAIN) if skipped > 0 && queue::received(socket) > skipped => {
+                        return Ok(Next::Nothing);
+                    }
                     Some(Errno::EAGAIN) if hung_up => break 0,
                     Some(Errno::EAGAIN) => {
                         self.has_more = false;

@@ -167,7 +167,8 @@ impl FakeVmm {
                 }
             }
             lost.extend(self.link.settle());
-            let accepted = self.link.accept(&self.epoll, LINK_KEY).expect("to accept");
+            let accepted = self.link.accept(&self.epoll, LINK_KEY, 0);
+            let accepted = accepted.expect("to accept");
             if !accepted && ready.unwrap_or(0) == 0 {
                 self.lost.extend(&lost);
                 return lost;

@@ -12,7 +12,8 @@ use std::{
 use nix::{
     cmsg_space,
     errno::Errno,
-    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+    libc,
+    sys::socket::{MsgFlags, recvmsg, sendmsg},
 };
 
 use crate::guest_link::stream::owned;
@@ -202,12 +203,8 @@ impl Connection {
             Err(_) => return Err(End::Gone),
         };
         let was_cut = received.flags.contains(MsgFlags::MSG_CTRUNC);
-        for message in received.cmsgs().into_iter().flatten() {
-            if let ControlMessageOwned::ScmRights(fds) = message {
-                self.fds.extend(fds.into_iter().map(owned));
-            }
-        }
         let len = received.bytes;
+        self.fds.extend(descriptors(&space));
         if len == 0 {
             return Err(End::Gone);
         }
@@ -231,4 +228,29 @@ impl Connection {
             Err(_) => Err(End::Gone),
         }
     }
+}
+
+/// Descriptors of control data that was received into zeros. Of data that was cut short too, which `nix`
+/// does not look at: what the kernel gave of it before would stay open for good.
+fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
+    const LEN: usize = size_of::<usize>();
+    const WORD: usize = size_of::<i32>();
+    let word = |at: usize| {
+        let bytes = control.get(at..at + WORD).unwrap_or_default();
+        bytes.try_into().map_or(0, i32::from_ne_bytes)
+    };
+    let len = control
+        .first_chunk()
+        .map_or(0, |len| usize::from_ne_bytes(*len));
+    if (word(LEN), word(LEN + WORD)) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+        return Vec::new();
+    }
+    let given = control
+        .get(size_of::<libc::cmsghdr>()..len)
+        .unwrap_or_default();
+    let given = given.chunks_exact(size_of::<RawFd>());
+    given
+        .filter_map(|fd| fd.try_into().ok())
+        .map(|fd| owned(RawFd::from_ne_bytes(fd)))
+        .collect()
 }

@@ -43,9 +43,12 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use nix::sys::{
-    epoll::{Epoll, EpollEvent, EpollFlags},
-    socket::{Shutdown, SockFlag, accept4, shutdown},
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollEvent, EpollFlags},
+        socket::{Shutdown, SockFlag, accept4, shutdown},
+    },
 };
 use slipgate_abi::DropReason;
 
@@ -59,7 +62,7 @@ use super::{
     framing::{FrameQueue, MOST_QUEUED},
     packets::{CSUM, Packet, TSO4, TSO6, USO4, USO6, sound, takes},
     segmentation,
-    stream::owned,
+    stream::{SHORTAGE_NS, owned},
 };
 use crate::{
     packet::Version,
@@ -109,6 +112,8 @@ pub struct RingLink {
     segments: FrameQueue,
     /// Frames that were dropped after they had been queued, or in the ring.
     lost: Vec<Lost>,
+    /// Time at which to accept again, because the host was short of something, ns.
+    again_ns: Option<u64>,
 }
 
 impl RingLink {
@@ -134,6 +139,7 @@ impl RingLink {
             has_waited: false,
             segments: FrameQueue::default(),
             lost: Vec::new(),
+            again_ns: None,
         }
     }
 
@@ -158,7 +164,8 @@ impl RingLink {
     ///
     /// # Errors
     /// The kernel can't watch the connection.
-    pub fn accept(&mut self, epoll: &Epoll, key: u64) -> io::Result<bool> {
+    pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> io::Result<bool> {
+        self.again_ns = None;
         if self.is_over || self.vmm.is_some() {
             return Ok(false);
         }
@@ -166,15 +173,24 @@ impl RingLink {
             return Ok(false);
         };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        // Nobody is there, or no descriptor is to be had: tried again in the next turn.
-        let Ok(socket) = accept4(listener.as_raw_fd(), flags) else {
-            return Ok(false);
+        let socket = match accept4(listener.as_raw_fd(), flags) {
+            Ok(socket) => owned(socket),
+            Err(Errno::EAGAIN) => return Ok(false),
+            // Its event has come, and comes no more.
+            Err(_) => {
+                self.again_ns = Some(now_ns + SHORTAGE_NS);
+                return Ok(false);
+            }
         };
-        let socket = owned(socket);
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, key))?;
         self.vmm = Some(Vmm::new(socket));
         tracing::debug!("a VMM has connected");
         Ok(true)
+    }
+
+    /// Time at which a turn is due without an event, ns.
+    pub fn due_ns(&self) -> Option<u64> {
+        self.again_ns
     }
 
     /// Handles messages of the VMM that have come. `kick_key`: for kicks in the set. Returns why its

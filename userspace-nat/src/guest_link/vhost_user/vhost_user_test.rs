@@ -1,11 +1,19 @@
-use std::{net::SocketAddr, os::fd::AsRawFd as _, sync::Arc};
+use std::{
+    net::SocketAddr,
+    os::{
+        fd::{AsFd as _, AsRawFd as _},
+        unix::net::UnixStream,
+    },
+    sync::Arc,
+};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_abi::Ip4;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::{
     fake::{ALL, CHAINS, FakeVmm, MEMORY, MEMORY_LEN},
-    message::request,
+    message::{self, request},
     session::TX,
     *,
 };
@@ -488,6 +496,23 @@ fn a_vmm_that_lies_loses_its_connection() {
     }
 }
 
+/// However many there are: the kernel gives those for which there is room.
+#[test]
+fn descriptors_of_a_message_that_has_too_many_are_closed() {
+    let mut vmm = ready(ALL);
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    let fds = [writer.as_raw_fd(); message::MOST_FDS + 1];
+    vmm.ask(request::SET_MEM_TABLE, &[0; 8], &fds);
+    assert_eq!(vmm.wrong, Some(Wrong::Header));
+    drop(writer);
+    let mut ended = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+    assert_eq!(
+        poll(&mut ended, PollTimeout::ZERO),
+        Ok(1),
+        "none is left open"
+    );
+}
+
 #[test]
 fn messages_come_in_pieces_and_are_answered() {
     let mut vmm = FakeVmm::new();
@@ -785,4 +810,17 @@ fn what_was_under_way_when_the_ring_or_the_memory_changed_is_given_back_to_nobod
         vmm.turn();
         assert_eq!(vmm.used(TX).len(), before);
     }
+}
+
+#[test]
+fn what_could_not_be_accepted_is_tried_again_without_an_event() {
+    // It fails, as if the host had no descriptor.
+    let (listener, _other) = UnixStream::pair().unwrap();
+    let mut link = RingLink::new(listener.into(), false);
+    let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
+    assert!(!link.accept(&epoll, 1, 5).unwrap());
+    assert_eq!(link.due_ns(), Some(5 + SHORTAGE_NS));
+    // Nobody is there: the event tells of the next.
+    let vmm = FakeVmm::new();
+    assert_eq!(vmm.link.due_ns(), None);
 }

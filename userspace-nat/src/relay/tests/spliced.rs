@@ -8,8 +8,8 @@ use std::{
 };
 
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recvmsg, sendmsg, setsockopt,
-    socket, socketpair, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recvmsg, send, sendmsg,
+    setsockopt, socket, socketpair, sockopt,
 };
 use slipgate_model::NAMESPACE_SOCKETS;
 
@@ -353,4 +353,47 @@ fn while_somebody_wants_packets_connections_consist_of_packets() {
     let mut clients = [Client::connect(at, quiet())];
     world.run(&mut clients, 1_000, |world, _| !world.to_guest.is_empty());
     assert_eq!(world.relay.counts(VM).spliced, 0);
+}
+
+#[test]
+fn urgent_data_arrives_in_its_place_both_ways() {
+    for side in [0, 1] {
+        let (mut world, mut clients) = connected(quiet(), quiet());
+        clients.swap(0, side);
+        for part in 0..3 {
+            let flags = if part == 1 {
+                MsgFlags::MSG_OOB
+            } else {
+                MsgFlags::empty()
+            };
+            let data = [&b"before"[..], b"!", b"behind"][part];
+            send(clients[0].stream.as_raw_fd(), data, flags).unwrap();
+            world.idle(&mut clients, 2);
+        }
+        clients[0].end = End::new(bytes(100_000, 9), Close::WhenSent);
+        world.run(&mut clients, 1_000, |_, clients| clients[1].end.eof);
+        let received = &clients[1].end.received;
+        assert!(received.starts_with(b"before!behind"), "{side}");
+        assert!(received[13..] == clients[0].end.send);
+    }
+}
+
+/// A source's end behind urgent data: splice finds the end in front of the mark then, too.
+#[test]
+fn urgent_data_and_the_end_before_the_first_look_lose_nothing() {
+    for side in [0, 1] {
+        let (mut world, mut clients) = connected(quiet(), quiet());
+        clients.swap(0, side);
+        let from = clients[0].stream.as_raw_fd();
+        for (data, flags) in [
+            (&b"before"[..], MsgFlags::empty()),
+            (b"!", MsgFlags::MSG_OOB),
+            (b"behind", MsgFlags::empty()),
+        ] {
+            send(from, data, flags).unwrap();
+        }
+        clients[0].stream.shutdown(Shutdown::Write).unwrap();
+        world.run(&mut clients, 1_000, |_, clients| clients[1].end.eof);
+        assert_eq!(clients[1].end.received, b"before!behind", "{side}");
+    }
 }

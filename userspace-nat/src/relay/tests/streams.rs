@@ -1,5 +1,6 @@
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, os::fd::AsRawFd as _};
 
+use nix::sys::socket::{MsgFlags, send};
 use slipgate_abi::Ip4;
 
 use super::{
@@ -49,6 +50,33 @@ fn bytes_arrive_whole_over_a_link_that_loses_duplicates_and_reorders() {
         (counts.bytes_to_guest, counts.bytes_from_guest),
         (600_000, 700_000)
     );
+}
+
+#[test]
+fn urgent_data_of_a_client_arrives_in_its_place_once() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(80);
+    world
+        .guest
+        .listen(80, End::new(Vec::new(), Close::AfterPeer));
+    let mut clients = [Client::connect(
+        addr,
+        End::new(bytes(100_000, 5), Close::WhenSent),
+    )];
+    let say = |data: &[u8], flags| {
+        let sent = send(clients[0].stream.as_raw_fd(), data, flags);
+        assert_eq!(sent, Ok(data.len()));
+    };
+    say(b"before", MsgFlags::empty());
+    say(b"!", MsgFlags::MSG_OOB);
+    say(b"behind", MsgFlags::empty());
+    world.run(&mut clients, 10_000, |world, clients| {
+        clients[0].end.eof && world.guest.ends[0].1.eof
+    });
+    let received = &world.guest.ends[0].1.received;
+    assert!(received.starts_with(b"before!behind"));
+    assert!(received[13..] == clients[0].end.send);
+    assert_eq!(world.relay.counts(VM).streams_reset, 0);
 }
 
 #[test]
