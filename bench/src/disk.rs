@@ -1,7 +1,8 @@
-//! A disk: random reads of 4 KiB by the built-in guest, under `slipgate run` and under QEMU with a thread
-//! for its virtio-blk, by `aio=threads` and `aio=io_uring`.
+//! A disk: random reads and scattered writes of 4 KiB by the built-in guest, under `slipgate run` and under
+//! QEMU with a thread for its virtio-blk, by `aio=threads` and `aio=io_uring`.
 //!
-//! The image is in the host's page cache. The guest polls for the answers and checks each.
+//! The image that is read is in the host's page cache, and one that is written in memory, for one boot. The
+//! guest polls for the answers. It checks what it reads; what it has written is checked in the image.
 
 use std::{path::Path, time::Duration};
 
@@ -9,7 +10,7 @@ use anyhow::{Error, Result, ensure};
 use serde_json::Value;
 use slipgate_testbed::{
     World,
-    builtin_guest::{Device, disk_image},
+    builtin_guest::{Device, check_disk_image, disk_image, disk_image_in_memory},
     requirements,
 };
 
@@ -18,7 +19,7 @@ use crate::{
     contender,
     guest_machine::{GuestMachine, is_vcpu, number, place},
     results::{self, Cell, Table},
-    workload::{Measured, Sample, Unit},
+    workload::{Measured, Metric, Sample, Unit},
 };
 
 /// Name of the part, as in `--only`.
@@ -28,9 +29,36 @@ const REFERENCE: &str = "qemu-disk-io_uring";
 const WAIT: Duration = Duration::from_secs(60);
 const IMAGE_BYTES: usize = 128 << 20;
 
-/// Reads under way at once, and the names of what is measured: reads a second, p50, p99, CPU time.
-const CASES: [(u32, [&str; 4]); 2] = [
+/// Length of a request, bytes.
+const BLOCK_BYTES: usize = 4096;
+/// Number of writes behind which there is a flush.
+const FLUSH_EACH: usize = 64;
+
+/// What the guest does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Read,
+    /// Writes, and flushes.
+    Write,
+}
+
+impl Action {
+    /// Number of requests that are counted.
+    fn requests(self, quick: bool) -> usize {
+        match (self, quick) {
+            (Action::Read, false) => 40_000,
+            (Action::Read, true) => 2_000,
+            (Action::Write, false) => IMAGE_BYTES / BLOCK_BYTES,
+            (Action::Write, true) => 2_048,
+        }
+    }
+}
+
+/// What is done, how many requests are under way at once, and the names of what is measured: requests a
+/// second, p50, p99, CPU time.
+const CASES: [(Action, u32, [&str; 4]); 4] = [
     (
+        Action::Read,
         1,
         [
             "disk random reads ×1",
@@ -40,6 +68,7 @@ const CASES: [(u32, [&str; 4]); 2] = [
         ],
     ),
     (
+        Action::Read,
         32,
         [
             "disk random reads ×32",
@@ -48,22 +77,45 @@ const CASES: [(u32, [&str; 4]); 2] = [
             "disk random reads ×32, device's CPU",
         ],
     ),
+    (
+        Action::Write,
+        1,
+        [
+            "disk writes ×1",
+            "disk writes ×1 p50",
+            "disk writes ×1 p99",
+            "disk writes ×1, device's CPU",
+        ],
+    ),
+    (
+        Action::Write,
+        32,
+        [
+            "disk writes ×32",
+            "disk writes ×32 p50",
+            "disk writes ×32 p99",
+            "disk writes ×32, device's CPU",
+        ],
+    ),
 ];
-const MEASURED: Measured = (
-    DISK,
-    &[
-        Unit::ThousandPerSecond.of(CASES[0].1[0]),
-        Unit::Microseconds.of(CASES[0].1[1]),
-        Unit::Microseconds.of(CASES[0].1[2]),
-        Unit::Microseconds.of(CASES[0].1[3]),
-        Unit::ThousandPerSecond.of(CASES[1].1[0]),
-        Unit::Microseconds.of(CASES[1].1[1]),
-        Unit::Microseconds.of(CASES[1].1[2]),
-        Unit::Microseconds.of(CASES[1].1[3]),
-    ],
-);
+const METRICS: usize = CASES.len() * 4;
+const MEASURED: Measured = (DISK, &metrics());
 
-/// A VMM, and how it reads the image.
+const fn metrics() -> [Metric; METRICS] {
+    let mut metrics = [Unit::Microseconds.of(""); METRICS];
+    let mut at = 0;
+    while at < METRICS {
+        let unit = match at % 4 {
+            0 => Unit::ThousandPerSecond,
+            _ => Unit::Microseconds,
+        };
+        metrics[at] = unit.of(CASES[at / 4].2[at % 4]);
+        at += 1;
+    }
+    metrics
+}
+
+/// A VMM, and how it reads and writes the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
     Slipgate,
@@ -96,23 +148,36 @@ impl Contender {
         }
     }
 
-    fn start(self, world: &World, image: &Path, work: &str) -> Result<GuestMachine> {
+    fn start(
+        self,
+        world: &World,
+        (image, action): (&Path, Action),
+        work: &str,
+    ) -> Result<GuestMachine> {
+        let read_only = action == Action::Read;
         match self {
             Contender::Slipgate => {
-                let disk = format!("{},ro", image.display());
+                let how = if read_only { ",ro" } else { "" };
+                let disk = format!("{}{how}", image.display());
                 GuestMachine::slipgate(world, work, &["--disk", &disk])
             }
-            Contender::Qemu(engine) => {
-                let disk = Device::Disk(image.to_owned(), engine);
+            Contender::Qemu(aio) => {
+                let image = image.to_owned();
+                let disk = Device::Disk {
+                    image,
+                    read_only,
+                    aio,
+                };
                 GuestMachine::qemu(world, work, &[disk])
             }
         }
     }
 
-    /// Whether a thread of this name carries reads out.
+    /// Whether a thread of this name carries requests out; the kernel names those that it adds for a ring
+    /// `iou-…`.
     fn is_device(self, thread: &str) -> bool {
         match self {
-            Contender::Slipgate => thread.starts_with("disk"),
+            Contender::Slipgate => thread.starts_with("disk") || thread.starts_with("iou-"),
             // The main loop has the network and the start.
             Contender::Qemu(_) => !is_vcpu(thread) && !thread.starts_with("qemu-system"),
         }
@@ -128,13 +193,12 @@ pub(crate) fn measure(
     let missing_before = conditions.missing.len();
     let mut present = ALL.to_vec();
     present.retain(|contender| conditions.note(contender.name(), contender.version()));
-    let reads = if quick { 2_000 } else { 40_000 };
     let image = disk_image(IMAGE_BYTES);
     let mut cells = Vec::new();
     for round in 1..=rounds {
         for contender in &present {
             let outcome = match &image {
-                Ok((_folder, image)) => one(*contender, image, reads),
+                Ok((_folder, image)) => one(*contender, image, quick),
                 Err(why) => Err(Error::msg(why.to_string())),
             };
             cells.push(Cell::of(round, contender.name(), DISK, outcome));
@@ -147,17 +211,18 @@ pub(crate) fn measure(
 }
 
 /// Measures each case in a boot of its own.
-fn one(contender: Contender, image: &Path, reads: u32) -> Result<Sample> {
+fn one(contender: Contender, image: &Path, quick: bool) -> Result<Sample> {
     let world = World::with(contender::world(false))?;
     let mut sample = Sample::default();
-    for (at_once, names) in CASES {
-        // The line of a few reads says that the counted ones begin; the threads are pinned during the first
-        // of these.
-        let work = format!(
-            "address 10.0.2.15/24 10.0.2.2; disk 0 random {IMAGE_BYTES} 100 x{at_once}; \
-             disk 0 random {IMAGE_BYTES} {reads} x{at_once}; wait 60s"
-        );
-        let mut machine = contender.start(&world, image, &work)?;
+    for (action, at_once, names) in CASES {
+        let requests = action.requests(quick);
+        let work = work(action, requests, at_once);
+        let written = match action {
+            Action::Read => None,
+            Action::Write => Some(disk_image_in_memory(requests * BLOCK_BYTES)?),
+        };
+        let image = written.as_ref().map_or(image, |(_folder, image)| image);
+        let mut machine = contender.start(&world, (image, action), &work)?;
         machine.await_line("\"disk\"", WAIT)?;
         let is_device = |thread: &str| contender.is_device(thread);
         let before = machine.cpu_time(is_device)?;
@@ -166,19 +231,47 @@ fn one(contender: Contender, image: &Path, reads: u32) -> Result<Sample> {
         let device = machine.cpu_time(is_device)?;
         ensure!(device > Duration::ZERO, "no thread of the disk is seen");
         let figures = figures(&said, device.saturating_sub(before))?;
+        if action == Action::Write {
+            ensure!(
+                number(&said, "flushes")? > 0.0,
+                "nothing was flushed: {said}"
+            );
+            check_disk_image(image)?;
+        }
         sample.values.extend(names.into_iter().zip(figures));
     }
     Ok(sample)
 }
 
-/// Returns thousands of reads a second, p50 and p99, µs, and the device's CPU time, µs per read.
+/// Returns a guest's work. The line of a few requests says that the counted ones begin; the threads are
+/// pinned during the first of these. The disk's machine stays until it is ended.
+fn work(action: Action, requests: usize, at_once: u32) -> String {
+    let (few, all) = match action {
+        Action::Read => (
+            format!("random {IMAGE_BYTES} 100"),
+            format!("random {IMAGE_BYTES} {requests}"),
+        ),
+        Action::Write => {
+            let (few, all) = (FLUSH_EACH * BLOCK_BYTES, requests * BLOCK_BYTES);
+            (
+                format!("scatter {few} {FLUSH_EACH}"),
+                format!("scatter {all} {FLUSH_EACH}"),
+            )
+        }
+    };
+    format!(
+        "address 10.0.2.15/24 10.0.2.2; disk 0 {few} x{at_once}; disk 0 {all} x{at_once}; wait 60s"
+    )
+}
+
+/// Returns thousands of requests a second, p50 and p99, µs, and the device's CPU time, µs per request.
 fn figures(said: &Value, device: Duration) -> Result<[f64; 4]> {
-    let reads = number(said, "count")?;
+    let requests = number(said, "count")?;
     Ok([
-        reads / number(said, "took_us")? * 1e3,
+        requests / number(said, "took_us")? * 1e3,
         number(said, "p50_us")?,
         number(said, "p99_us")?,
-        device.as_secs_f64() * 1e6 / reads,
+        device.as_secs_f64() * 1e6 / requests,
     ])
 }
 

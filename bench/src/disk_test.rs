@@ -22,6 +22,16 @@ fn threads_that_carry_reads_out_are_known_by_their_names() {
     let qemu = Contender::Qemu("threads");
     assert!(qemu.is_device("IO io") && qemu.is_device("worker"));
     assert!(!qemu.is_device("CPU 0/KVM") && !qemu.is_device("qemu-system-x86"));
-    assert!(Contender::Slipgate.is_device("disk0"));
+    assert!(Contender::Slipgate.is_device("disk0-0"));
+    assert!(Contender::Slipgate.is_device("iou-wrk-4711"));
     assert!(!Contender::Slipgate.is_device("vcpu0") && !Contender::Slipgate.is_device("net0"));
+}
+
+#[test]
+fn a_guest_writes_each_block_of_the_image_once_with_a_flush_behind_each_64() {
+    assert_eq!(
+        work(Action::Write, 32_768, 32),
+        "address 10.0.2.15/24 10.0.2.2; disk 0 scatter 262144 64 x32; \
+         disk 0 scatter 134217728 64 x32; wait 60s"
+    );
 }

@@ -8,7 +8,7 @@
 //!              ├ clones         machines that go on from one snapshot
 //!              ├ snapshots      a whole one, and differences on it
 //!              ├ vsock          streams between host and guest, beside vhost-device-vsock
-//!              ├ disk           random reads, beside QEMU's virtio-blk
+//!              ├ disk           random reads, and writes with flushes, beside QEMU's virtio-blk
 //!              ├ disk_debian    the same by a stock Linux, and writes
 //!              ├ scale          a thousand to a million live flows
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd

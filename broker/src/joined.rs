@@ -26,12 +26,17 @@ use slipgate_ipc::client::{
 };
 
 pub(crate) use self::machine::JoinedMachine;
-use crate::serve::signals;
+use crate::{
+    serve::{signals, timeout_of},
+    vm::StoppedEarly,
+};
 
 /// How long another daemon is waited for.
 const DAEMON_WITHIN: Duration = Duration::from_secs(20);
-/// Time within which a daemon has to serve a TAP that has come.
+/// Time within which a daemon has to serve a TAP that has come, and after which it is said that this is
+/// waited for.
 const SERVED_WITHIN: Duration = Duration::from_secs(20);
+const SAYS_AFTER: Duration = Duration::from_secs(1);
 /// Between two questions whether it does: at first, and at most.
 const ASK_AGAIN: Duration = Duration::from_millis(2);
 const ASK_AGAIN_AT_MOST: Duration = Duration::from_millis(50);
@@ -146,22 +151,48 @@ impl JoinedVm {
     /// Becomes the machine of a VM that the daemon keeps, once it serves the TAP, which is there.
     ///
     /// # Errors
-    /// The VM is not there, is not kept, or has another machine; or its TAP is not served in time.
-    pub(crate) fn run_as(daemon: &Path, name: &str) -> anyhow::Result<Self> {
+    /// The VM is not there, is not kept, or has another machine; its TAP is not served in time; or a signal
+    /// asks to stop ([`StoppedEarly`]).
+    pub(crate) fn run_as(daemon: &Path, name: &str, signals: &SignalFd) -> anyhow::Result<Self> {
+        Self::run_as_once(daemon, name, signals, |waits| tracing::warn!("{waits}"))
+    }
+
+    /// `say` is told of a wait that takes long.
+    fn run_as_once(
+        daemon: &Path,
+        name: &str,
+        signals: &SignalFd,
+        say: impl FnOnce(String),
+    ) -> anyhow::Result<Self> {
         let claim = Claim::Kept {
             name: name.to_owned(),
         };
-        let until = Instant::now() + SERVED_WITHIN;
+        let began = Instant::now();
+        let most_s = SERVED_WITHIN.as_secs();
+        let mut say = Some(say);
         let mut pause = ASK_AGAIN;
         loop {
-            match claim.make(daemon, false) {
+            let why = match claim.make(daemon, false) {
                 Ok((lifeline, claimed)) => return Ok(Self::with(daemon, claim, lifeline, claimed)),
-                Err(e) if e.is::<Busy>() && Instant::now() < until => {
-                    thread::sleep(pause);
-                    pause = (2 * pause).min(ASK_AGAIN_AT_MOST);
-                }
+                Err(e) if e.is::<Busy>() => e,
                 Err(e) => return Err(e),
+            };
+            if began.elapsed() >= SERVED_WITHIN {
+                return Err(why.context(format!(
+                    "the daemon has not taken the machine of {name} in {most_s} s"
+                )));
             }
+            if began.elapsed() >= SAYS_AFTER
+                && let Some(say) = say.take()
+            {
+                say(format!(
+                    "{name} waits until the daemon takes its machine, {most_s} s at most in all: {why}"
+                ));
+            }
+            if let Some(signal) = stop_within(signals, pause)? {
+                return Err(StoppedEarly { signal }.into());
+            }
+            pause = (2 * pause).min(ASK_AGAIN_AT_MOST);
         }
     }
 
@@ -295,6 +326,19 @@ impl JoinedVm {
 #[error("{0}")]
 struct Busy(String);
 
+/// Waits for a time, or until a signal asks to stop, which is returned.
+fn stop_within(signals: &SignalFd, time: Duration) -> anyhow::Result<Option<Signal>> {
+    let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut fds, timeout_of(time)) {
+        Ok(_) | Err(nix::Error::EINTR) => {}
+        Err(e) => return Err(e).context("waiting for signals"),
+    }
+    let signal = signals.read_signal()?;
+    let signal = signal.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok());
+    // The policy and the flow log are the daemon's.
+    Ok(signal.filter(|signal| *signal != Signal::SIGHUP))
+}
+
 /// Whether a daemon that is just starting may be the reason.
 fn is_passing(e: &anyhow::Error) -> bool {
     let of_socket = e.downcast_ref::<ClientError>();
@@ -348,3 +392,7 @@ fn asks_to_stop(signals: &SignalFd, vms: &[JoinedVm]) -> anyhow::Result<bool> {
     // The policy and the flow log are the daemon's.
     Ok(signal.is_some_and(|info| info.ssi_signo != Signal::SIGHUP as u32))
 }
+
+#[cfg(test)]
+#[path = "joined_test.rs"]
+mod tests;

@@ -155,7 +155,7 @@ pub fn run_vm<N: Serialize>(
         let flows = daemon.kept?;
         Some((daemon.socket.clone(), flows))
     });
-    let started = start(&mut config, daemon, images, inputs, log, begun);
+    let started = start(&mut config, daemon, images, inputs, log, (begun, &signals));
     let mut running = match started {
         Ok(running) => running,
         Err(e) => {
@@ -238,7 +238,7 @@ fn start(
     images: Images,
     inputs: Inputs,
     log: &str,
-    begun: anyhow::Result<BegunVmm>,
+    (begun, signals): (anyhow::Result<BegunVmm>, &SignalFd),
 ) -> anyhow::Result<Running> {
     if let Some(daemon) = &daemon {
         config.nat.network.mtu = mtu_of_taps(daemon, config);
@@ -248,7 +248,7 @@ fn start(
     let mut vm = Vm::prepare(config, images, &taken, None, log, begun)?;
     let tap = tap_index(&config.machine.tap).filter(|_| !vm.leaves_tap);
     if let Some(daemon) = daemon {
-        let joined = join(config, daemon, vm);
+        let joined = join(config, daemon, vm, signals);
         return joined.inspect_err(|_| await_tap_end(tap));
     }
     if let Err(e) = vm.await_made(&config.machine) {
@@ -303,7 +303,12 @@ fn mtu_of_taps(daemon: &Daemon, config: &RunConfig) -> Option<u32> {
 
 /// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
 /// meanwhile: what it is made of is known to make a machine.
-fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Running> {
+fn join(
+    config: &RunConfig,
+    daemon: Daemon,
+    mut vm: Vm,
+    signals: &SignalFd,
+) -> anyhow::Result<Running> {
     let is_restored = config.machine.restore.is_some();
     if !is_restored {
         vm.await_made(&config.machine)?;
@@ -316,7 +321,7 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     };
     let asked = Instant::now();
     let joined = match daemon.kept {
-        Some(_) => JoinedVm::run_as(&daemon.socket, &definition.name),
+        Some(_) => JoinedVm::run_as(&daemon.socket, &definition.name, signals),
         None => JoinedVm::join(&daemon.socket, definition, daemon.uplink),
     };
     let joined = joined.and_then(|joined| match daemon.kept {

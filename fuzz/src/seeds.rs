@@ -5,6 +5,7 @@ mod engine;
 mod inspect;
 mod kernel;
 mod messages;
+mod running_devices;
 mod snapshot;
 mod user_mode;
 mod virtio;
@@ -28,10 +29,16 @@ use crate::{
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
+/// Longest seed, bytes: `cargo xtask fuzz` has libFuzzer cut what is longer.
+const MAX_BYTES: usize = 8_192;
+
 /// Writes every seed to `corpus/<target>/<name>`.
 ///
 /// # Errors
 /// A file or directory can't be written.
+///
+/// # Panics
+/// A seed is too long.
 pub fn write(corpus: &Path) -> io::Result<()> {
     let all = [
         ("packet", packet()),
@@ -64,6 +71,8 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         let folder = corpus.join(target);
         fs::create_dir_all(&folder)?;
         for (name, bytes) in seeds {
+            let length = bytes.len();
+            assert!(length <= MAX_BYTES, "{target}/{name}: {length} bytes");
             fs::write(folder.join(name), bytes)?;
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! Input: `kind (1) | …`, see [`kind`]. What is restored serves a driver of a few steps afterwards,
 //! and the VMM's [`hostile`](slipgate_vmm::fake::hostile) checks each.
+pub(crate) mod devices;
+
 use slipgate_vmm::{
     fake::hostile::{Machine, Step},
     snapshot::{FunctionState, decode, encode, sealed},
@@ -17,7 +19,10 @@ pub(crate) mod kind {
     pub(crate) const STATE: u8 = 1;
     /// Seed (1), then the address register and the functions (postcard).
     pub(crate) const FUNCTIONS: u8 = 2;
-    pub(super) const ALL: u8 = 3;
+    /// Number (2) of patches of the memory, these, then the address register and the functions (postcard)
+    /// of [`super::devices`]. A patch: place in eights (2), length (2), bytes.
+    pub(crate) const DEVICES: u8 = 3;
+    pub(super) const ALL: u8 = 4;
 }
 
 /// Reads, or restores, what the input says.
@@ -26,6 +31,7 @@ pub fn snapshot(input: &[u8]) {
     match tape.u8() % kind::ALL {
         kind::FILE => read(tape.rest()),
         kind::STATE => read(&sealed(tape.rest())),
+        kind::DEVICES => devices::go_on(&mut tape),
         _ => {
             let seed = tape.u8();
             if let Ok((address, functions)) = postcard::from_bytes(tape.rest()) {

@@ -76,7 +76,7 @@ const USAGES: &[&str] = &[
     "reset",
     "wait TIME, as wait 60ms",
     "fill MIB",
-    "disk N write|check|discard|zero BYTES, or disk N random BYTES COUNT [xM], or disk N log BYTES EVERY [xM]",
+    "disk N write|check|discard|zero BYTES, or disk N random BYTES COUNT [xM], or disk N log|scatter BYTES EVERY [xM]",
     "vsock echo PORT N, or vsock sink|source|connect PORT N BYTES, or vsock messages|abort PORT N COUNT",
     "balloon report MIB|follow TIME, as balloon follow 5s",
     "selftest",
@@ -191,7 +191,7 @@ pub enum Workload {
         /// What is done there.
         work: DiskWork,
         /// Number of bytes, from the start of the disk: whole sectors, or whole blocks of 4 KiB for
-        /// random reads and a log.
+        /// random reads, scattered writes and a log.
         bytes: u64,
     },
     /// Streams between the guest and programs of the host, before the network is used.
@@ -323,6 +323,13 @@ pub enum DiskWork {
         /// Number of reads.
         count: u32,
         /// Number of reads at a time.
+        at_once: u16,
+    },
+    /// Writes each block of 4 KiB once, in an order in which none is behind its neighbour.
+    Scatter {
+        /// Number of writes behind which there is a flush.
+        every: u32,
+        /// Number of writes at a time.
         at_once: u16,
     },
     /// Writes blocks of 4 KiB in order, and says of how many a flush was answered.

@@ -18,7 +18,7 @@ fn every_workload_is_read() {
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; fill 3; wait 0; wait 60ms;\
         wait 2s; serve 7 5s; serve 7 80 250ms; disk 0 write 512; disk 1 check 1024; disk 1 discard 512; disk 1 zero 1536;\
         disk 2 random 8192 9; disk 2 random 4096 7 x32; disk 0 log 8192 5;\
-        disk 0 log 4096 64 x32; vsock echo 5 3; vsock sink 6 1 70000;\
+        disk 0 log 4096 64 x32; disk 1 scatter 8192 64; disk 1 scatter 4096 5 x32; vsock echo 5 3; vsock sink 6 1 70000;\
         vsock source 7 2 4096; vsock connect 52 3 9; vsock messages 52 2 1000;\
         vsock abort 53 1 7; balloon report 16; balloon follow 2s; selftest;;";
     let target = || server("10.1.0.2", 9);
@@ -55,6 +55,7 @@ fn every_workload_is_read() {
     };
     let random = |count, at_once| DiskWork::Random { count, at_once };
     let log = |every, at_once| DiskWork::Log { every, at_once };
+    let scatter = |every, at_once| DiskWork::Scatter { every, at_once };
     let read = parse(line).unwrap();
     assert_eq!(read.address, None);
     assert_eq!(
@@ -106,6 +107,8 @@ fn every_workload_is_read() {
             disk(2, random(7, 32), 4096),
             disk(0, log(5, 1), 8192),
             disk(0, log(64, 32), 4096),
+            disk(1, scatter(64, 1), 8192),
+            disk(1, scatter(5, 32), 4096),
             vsock(VsockService::Echo, 5, 3),
             vsock(VsockService::Sink(70_000), 6, 1),
             vsock(VsockService::Source(4096), 7, 2),
@@ -182,8 +185,13 @@ fn what_is_wrong_is_named() {
         ("disk 0 log 4096 0", "`0` is not after how many writes"),
         ("disk 0 log 4096 9 x33", "x33 is not x1 to x32"),
         (
+            "disk 0 scatter 512 9",
+            "512 bytes are no whole blocks of 4096",
+        ),
+        ("disk 0 scatter 4096 0", "`0` is not after how many writes"),
+        (
             "disk 0 read",
-            "`write`, `check`, `discard`, `zero`, `random` or `log` is due",
+            "`write`, `check`, `discard`, `zero`, `random`, `scatter` or `log` is due",
         ),
         (
             "vsock send 5",

@@ -57,8 +57,9 @@ impl Fuzz {
 
 /// Running time of each target among the tests, seconds.
 const SECONDS_IN_TESTS: u32 = 5;
-/// Maximum length of an input, bytes. Some targets take lists of packets.
-const MAX_INPUT_LEN: u32 = 4_096;
+/// Maximum length of an input, bytes. Some targets take lists of packets, or a machine's state.
+/// libFuzzer cuts what is longer, seeds too: `fuzz/src/seeds.rs` has the same.
+const MAX_INPUT_LEN: u32 = 8_192;
 /// Time limit for one input, seconds. Exceeding it counts as a bug.
 const INPUT_TIMEOUT_S: u32 = 20;
 /// Memory limit of a target, MiB, including the sanitizer's memory. Exceeding it counts as a bug.

@@ -8,7 +8,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    sys::signal::Signal,
+};
 use serde::Serialize;
 use slipgate_ipc::{client::VmDefinition, vmm::GuestEnd};
 use slipgate_policy::document::{ConfigError, Quotas};
@@ -345,8 +348,18 @@ impl How {
     }
 }
 
-/// The exit status of a command that failed.
+/// A signal has asked to stop before the guest ran.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by {signal} before the guest ran")]
+pub(crate) struct StoppedEarly {
+    pub(crate) signal: Signal,
+}
+
+/// The exit status of a command that failed, or that a signal stopped at its beginning.
 pub fn exit_status(error: &anyhow::Error) -> u8 {
+    if let Some(StoppedEarly { signal }) = error.downcast_ref() {
+        return status::SIGNAL + (*signal as u8 & 0x7f);
+    }
     match error.is::<ConfigError>() {
         true => EXIT_USAGE,
         false => status::FAILURE,

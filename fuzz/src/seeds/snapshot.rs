@@ -10,7 +10,10 @@ use slipgate_vmm::{
     },
 };
 
-use super::Seeds;
+use super::{
+    Seeds,
+    running_devices::{More, running},
+};
 use crate::snapshot::kind;
 
 pub(super) fn snapshot() -> Seeds {
@@ -45,6 +48,9 @@ pub(super) fn snapshot() -> Seeds {
         ("held", functions(&held)),
         ("file", [&[kind::FILE][..], &file].concat()),
         ("state", [&[kind::STATE][..], &file[48..]].concat()),
+        ("devices", running(More::None)),
+        ("devices_waiting", running(More::Offered)),
+        ("devices_taken", running(More::Taken)),
         ("differing", [&[kind::STATE][..], &differing[48..]].concat()),
     ]
 }

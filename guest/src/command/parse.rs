@@ -158,14 +158,16 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         }
         "disk" => {
             let number = words.parsed("the number of a disk")?;
-            let action = words.take(&["write", "check", "discard", "zero", "random", "log"]);
-            let Some(action) = action else {
-                let due = "`write`, `check`, `discard`, `zero`, `random` or `log`";
+            let known = [
+                "write", "check", "discard", "zero", "random", "scatter", "log",
+            ];
+            let Some(action) = words.take(&known) else {
+                let due = "`write`, `check`, `discard`, `zero`, `random`, `scatter` or `log`";
                 return Err(words.expected(due));
             };
             let bytes: u64 = words.parsed("how many bytes")?;
             let (unit, name) = match action {
-                "random" | "log" => (BLOCK_BYTES, "blocks"),
+                "random" | "scatter" | "log" => (BLOCK_BYTES, "blocks"),
                 _ => (SECTOR_BYTES, "sectors"),
             };
             if bytes == 0 || !bytes.is_multiple_of(unit as u64) {
@@ -178,6 +180,10 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 "check" => DiskWork::Check,
                 "discard" => DiskWork::Discard,
                 "zero" => DiskWork::Zero,
+                "scatter" => DiskWork::Scatter {
+                    every: words.count("after how many writes")?,
+                    at_once: words.blocks_at_once()?,
+                },
                 "log" => DiskWork::Log {
                     every: words.count("after how many writes")?,
                     at_once: words.blocks_at_once()?,

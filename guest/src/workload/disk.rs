@@ -1,6 +1,7 @@
 //! `disk`: predictable bytes are written to a disk, or read and checked, in order or at random; its
 //! start is discarded or made zeroes.
 mod log;
+mod scatter;
 
 use alloc::{
     format,
@@ -31,6 +32,7 @@ pub fn work<R: Registers + Clone>(
         DiskWork::Zero => "zero",
         DiskWork::Random { .. } => "random",
         DiskWork::Log { .. } => "log",
+        DiskWork::Scatter { .. } => "scatter",
     };
     let line = Object::about("workload", "disk")
         .number("disk", number.into())
@@ -43,8 +45,13 @@ pub fn work<R: Registers + Clone>(
         DiskWork::Log { every, at_once } => line
             .number("every", every.into())
             .number("at_once", at_once.into()),
+        DiskWork::Scatter { every, at_once } => line
+            .number("count", bytes / BLOCK_BYTES as u64)
+            .number("every", every.into())
+            .number("at_once", at_once.into()),
         _ => line,
     };
+    let mut flushes = None;
     let started_ns = platform.now_ns();
     let mut latency = Histogram::default();
     let done = match disk {
@@ -62,6 +69,11 @@ pub fn work<R: Registers + Clone>(
                 DiskWork::Log { every, at_once } => {
                     let blocks = bytes / BLOCK_BYTES as u64;
                     log::log(disk, platform, (seed, blocks), (every, at_once), &mut took)
+                }
+                DiskWork::Scatter { every, at_once } => {
+                    let (range, how) = ((seed, bytes / BLOCK_BYTES as u64), (every, at_once));
+                    let done = scatter::scatter(disk, platform, range, how, &mut took);
+                    done.map(|number| flushes = Some(number))
                 }
                 DiskWork::Discard | DiskWork::Zero => {
                     let sectors = (bytes / SECTOR_BYTES as u64) as u32;
@@ -85,6 +97,10 @@ pub fn work<R: Registers + Clone>(
     let took_ns = platform.now_ns() - started_ns;
     match done {
         Ok(()) => {
+            let line = match flushes {
+                Some(number) => line.number("flushes", number),
+                None => line,
+            };
             let line = line
                 .microseconds("took_us", took_ns)
                 .microseconds("p50_us", latency.quantile_ns(500))

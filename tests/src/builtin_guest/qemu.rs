@@ -37,8 +37,15 @@ pub enum Network {
 /// A further device of the guest.
 #[derive(Clone, Debug)]
 pub enum Device {
-    /// A virtio-blk disk of a raw image that is read only, with a thread of its own, by QEMU's `aio=`.
-    Disk(PathBuf, &'static str),
+    /// A virtio-blk disk of a raw image, with a thread of its own.
+    Disk {
+        /// The image.
+        image: PathBuf,
+        /// Whether the guest may not write it.
+        read_only: bool,
+        /// How QEMU reads and writes it: its `aio=`.
+        aio: &'static str,
+    },
     /// A vsock device whose rings a process at this socket takes, by vhost-user.
     VhostUserVsock(PathBuf),
     /// A vsock device of this address, whose rings the host's kernel takes.
@@ -48,9 +55,14 @@ pub enum Device {
 impl Device {
     fn args(&self) -> Vec<String> {
         match self {
-            Device::Disk(image, engine) => {
+            Device::Disk {
+                image,
+                read_only,
+                aio,
+            } => {
+                let read_only = if *read_only { "on" } else { "off" };
                 let drive = format!(
-                    "file={},format=raw,if=none,id=d,cache=writeback,readonly=on,aio={engine}",
+                    "file={},format=raw,if=none,id=d,cache=writeback,readonly={read_only},aio={aio}",
                     image.display()
                 );
                 let device = "virtio-blk-pci,drive=d,iothread=io".to_owned();

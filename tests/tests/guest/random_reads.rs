@@ -1,8 +1,8 @@
-//! Random reads from a disk, by the guest under QEMU. `slipgate-bench` measures them, beside those under
-//! `slipgate run`.
+//! Random reads from a disk and scattered writes to one, by the guest under QEMU. `slipgate-bench` measures
+//! them, beside those under `slipgate run`.
 use std::{fs, os::unix::fs::FileExt as _};
 
-use slipgate_testbed::builtin_guest::{Device, disk_image};
+use slipgate_testbed::builtin_guest::{Device, check_disk_image, disk_image, disk_image_in_memory};
 
 use super::*;
 
@@ -18,7 +18,12 @@ fn under_qemu_it_reads_a_disk_at_random_and_notices_a_wrong_byte() {
     let guest = |work: &str| {
         let mut qemu = stand.qemu(Accelerator::Kvm, Network::User, work);
         qemu.boot.cpus = 1;
-        let command = qemu.command_with(&[Device::Disk(disk.clone(), "threads")]);
+        let device = Device::Disk {
+            image: disk.clone(),
+            read_only: true,
+            aio: "threads",
+        };
+        let command = qemu.command_with(&[device]);
         let output = qemu.run_by(command.unwrap()).unwrap();
         (output.is_well(), output.results("disk"))
     };
@@ -37,4 +42,31 @@ fn under_qemu_it_reads_a_disk_at_random_and_notices_a_wrong_byte() {
     assert_eq!(said[0]["error"], "byte 700001 is wrong");
     let (_, said) = guest("disk 0 random 1052672 1");
     assert_eq!(said[0]["error"], "the disk has 2048 sectors");
+}
+
+#[test]
+fn under_qemu_it_scatters_blocks_over_a_disk() {
+    const BYTES: usize = 1 << 20;
+    require_root_and_tun!();
+    require_kvm!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    let stand = Stand::new();
+    for work in ["5", "64 x32"] {
+        let (_folder, image) = disk_image_in_memory(BYTES).unwrap();
+        assert!(check_disk_image(&image).is_err(), "nothing is written yet");
+        let work = format!("disk 0 scatter {BYTES} {work}");
+        let mut qemu = stand.qemu(Accelerator::Kvm, Network::User, &work);
+        qemu.boot.cpus = 1;
+        let device = Device::Disk {
+            image: image.clone(),
+            read_only: false,
+            aio: "threads",
+        };
+        let command = qemu.command_with(&[device]).unwrap();
+        let output = qemu.run_by(command).unwrap();
+        assert!(output.is_well(), "{:?}", output.results("disk"));
+        check_disk_image(&image).unwrap();
+    }
 }

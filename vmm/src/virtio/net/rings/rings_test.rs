@@ -14,7 +14,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket as _;
 
-use super::{super::stepped::tests::enabled, *};
+use super::{super::stepped::tests::enabled, engine::ANSWERED_WITHIN, *};
 use crate::{
     GuestMemory, ThreadSetup, memory,
     snapshot::Model,
@@ -255,12 +255,7 @@ fn the_engine_is_told_of_memory_rings_and_lines_and_a_pause_goes_on_where_it_was
 
 #[test]
 fn an_engine_with_much_to_read_is_waited_for() {
-    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-    ours.set_nonblocking(true).unwrap();
-    let mut filled = 0;
-    while let Ok(some) = std::io::Write::write(&mut ours, &[0; 4_096]) {
-        filled += some;
-    }
+    let (ours, mut theirs, filled) = full();
     let counts = memfd_create(c"counts", MFdFlags::MFD_CLOEXEC).unwrap();
     let (done, told) = mpsc::channel();
     std::thread::spawn(move || done.send(Engine::new(ours, (counts.into(), 0)).map(drop)));
@@ -270,6 +265,49 @@ fn an_engine_with_much_to_read_is_waited_for() {
     theirs.read_to_end(&mut all).unwrap();
     told.recv().unwrap().unwrap();
     assert_eq!(all.len(), filled + 12 + 8);
+}
+
+/// A socket whose other end takes no more before that reads.
+fn full() -> (UnixStream, UnixStream, usize) {
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let mut filled = 0;
+    while let Ok(some) = std::io::Write::write(&mut ours, &[0; 4_096]) {
+        filled += some;
+    }
+    (ours, theirs, filled)
+}
+
+#[test]
+fn an_engine_that_reads_or_answers_nothing_is_given_up_after_ten_seconds() {
+    let (ours, _theirs, _) = full();
+    let counts = memfd_create(c"counts", MFdFlags::MFD_CLOEXEC).unwrap();
+    let reads_nothing = std::thread::spawn(move || {
+        let began = Instant::now();
+        let told = Engine::new(ours, (counts.into(), 0)).map(drop);
+        (began.elapsed(), told.map_err(|e| e.kind()))
+    });
+    let in_time = |took: Duration| took >= ANSWERED_WITHIN && took < ANSWERED_WITHIN * 2;
+    let mut rig = Rig::new();
+    rig.activate();
+    let began = Instant::now();
+    let saved = rig.net.suspend();
+    let took = began.elapsed();
+    assert!(in_time(took), "{took:?}");
+    assert_eq!(
+        saved.queues.len(),
+        2,
+        "the rings say how far they were served"
+    );
+    assert_eq!(link(&rig.net), 0);
+    assert_eq!(rig.signals.config.load(Ordering::Acquire), 1);
+    // What it was told, and the end.
+    let mut socket = rig.peer.lock().unwrap().socket.take().unwrap();
+    let end = socket.read_to_end(&mut Vec::new());
+    assert!(end.is_ok(), "{end:?}");
+    let (took, told) = reads_nothing.join().unwrap();
+    assert!(in_time(took), "{took:?}");
+    assert_eq!(told, Err(std::io::ErrorKind::TimedOut));
 }
 
 #[test]
@@ -289,14 +327,16 @@ fn a_ring_that_the_engine_found_broken_needs_a_reset() {
     rig.peer.lock().unwrap().socket = None;
 }
 
+/// Whether a card's link is up, by its configuration.
+fn link(net: &Net) -> u8 {
+    let mut status = [0; 2];
+    net.read_config(6, &mut status);
+    status[0] & 1
+}
+
 #[test]
 fn without_an_engine_the_link_is_down_and_nothing_waits() {
     let mut rig = Rig::new();
-    let link = |net: &Net| {
-        let mut status = [0; 2];
-        net.read_config(6, &mut status);
-        status[0] & 1
-    };
     rig.activate();
     assert_eq!(link(&rig.net), 1);
     rig.peer.lock().unwrap().socket = None;

@@ -1,0 +1,74 @@
+use std::{
+    io::{BufRead as _, BufReader},
+    os::unix::net::UnixListener,
+};
+
+use nix::sys::signal::raise;
+
+use super::*;
+
+/// A daemon that does not serve the TAP, however often it is asked.
+fn busy_daemon(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            BufReader::new(&stream)
+                .read_line(&mut String::new())
+                .unwrap();
+            let answer = ClientAnswer::busy("the TAP tapweb of web is not served yet");
+            serde_json::to_writer(&mut stream, &answer).unwrap();
+            // Who asked may be gone.
+            let _ = stream.write_all(b"\n");
+        }
+    });
+}
+
+#[test]
+fn a_machine_that_waits_for_its_tap_says_so_and_is_stopped_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    busy_daemon(&socket);
+    let signals = signals(&[]).unwrap();
+    let began = Instant::now();
+    let mut said = None;
+    let joined = JoinedVm::run_as_once(&socket, "web", &signals, |waits| {
+        said = Some((began.elapsed(), waits));
+        // One that is none of this command's, and one that is.
+        raise(Signal::SIGHUP).unwrap();
+        assert_eq!(stop_within(&signals, Duration::ZERO).unwrap(), None);
+        raise(Signal::SIGTERM).unwrap();
+    });
+    let took = began.elapsed();
+    let (after, waits) = said.unwrap();
+    assert!(
+        after >= SAYS_AFTER && after < SERVED_WITHIN / 2,
+        "{after:?}"
+    );
+    assert_eq!(
+        waits,
+        "web waits until the daemon takes its machine, 20 s at most in all: \
+         the TAP tapweb of web is not served yet"
+    );
+    assert!(took < SERVED_WITHIN / 2, "{took:?}");
+    let stopped = joined.unwrap_err();
+    assert_eq!(
+        stopped.to_string(),
+        "stopped by SIGTERM before the guest ran"
+    );
+    assert_eq!(crate::exit_status(&stopped), 143);
+}
+
+#[test]
+fn a_daemon_that_takes_no_machine_is_given_up_with_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    busy_daemon(&socket);
+    let signals = signals(&[]).unwrap();
+    let why = JoinedVm::run_as(&socket, "web", &signals).unwrap_err();
+    assert_eq!(
+        format!("{why:#}"),
+        "the daemon has not taken the machine of web in 20 s: \
+         the TAP tapweb of web is not served yet"
+    );
+}
