@@ -329,6 +329,11 @@ fn join(
         None => Ok(joined),
     });
     vm.stages.served_us = micros(asked.elapsed());
+    // At once: a machine that is still being made ends with `vm`.
+    let joined = match joined {
+        Err(e) if e.is::<crate::vm::StoppedEarly>() => return Err(e),
+        joined => joined,
+    };
     if joined.is_ok() {
         // While the machine is being made.
         vm.resets.served_by(&daemon.socket, &named.name);

@@ -6,7 +6,7 @@ pub(crate) use checks::SERVED;
 use std::{
     fs::File,
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd as _, OwnedFd},
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr, UnixListener},
     },
@@ -20,7 +20,7 @@ use std::{
 
 use nix::sys::{
     memfd::{MFdFlags, memfd_create},
-    socket::{AddressFamily, SockFlag, SockType, socketpair},
+    socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socketpair},
 };
 use slipgate_vmm::{
     GuestMemory, ThreadSetup,
@@ -65,7 +65,7 @@ pub(crate) struct Devices {
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) memory: Arc<GuestMemory>,
     /// The other ends of the card's sockets.
-    _peers: Vec<OwnedFd>,
+    peers: Vec<OwnedFd>,
 }
 
 impl Devices {
@@ -108,7 +108,7 @@ impl Devices {
             root,
             fabric,
             memory,
-            _peers: peers,
+            peers,
         }
     }
 
@@ -120,10 +120,20 @@ impl Devices {
         let until = Instant::now() + SERVED_WITHIN;
         while checks::waits(states, &self.root.state().1, &self.content()) && Instant::now() < until
         {
+            self.drain();
             thread::sleep(Duration::from_micros(50));
         }
         self.root.suspend();
+        self.drain();
         self.root.state().1
+    }
+
+    /// Takes what the card has sent, so that it does not wait for room.
+    fn drain(&self) {
+        let mut frame = [0; 256];
+        for peer in &self.peers {
+            while recv(peer.as_raw_fd(), &mut frame, MsgFlags::MSG_DONTWAIT).is_ok() {}
+        }
     }
 
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {

@@ -15,8 +15,6 @@ pub(crate) const SERVED: [(u8, u16); 8] = [
     (BALLOON, 0),
     (BALLOON, 1),
 ];
-/// The vsock queue of events, one of which says that the machine was restored.
-const EVENTS: (u8, u16) = (VSOCK, 2);
 
 /// A queue that is served: its registers, and how far the device has come.
 #[derive(Clone, Copy)]
@@ -39,7 +37,7 @@ pub(super) fn waits(begun: &[FunctionState], now: &[FunctionState], memory: &[u8
     })
 }
 
-/// Checks that each chain that was taken was given back or is still taken, and none twice.
+/// Checks that as many chains as were taken were given back or are still taken.
 pub(super) fn none_lost(before: &[FunctionState], after: &[FunctionState]) {
     for then in served(after) {
         // Whoever wrote the first state may have it begin with too few or too many.
@@ -64,11 +62,9 @@ pub(super) fn the_same(
     memory: &[u8],
     memory_again: &[u8],
 ) {
-    let has_served = served(saved).all(|queue| {
-        let all = queue.open(memory);
-        let none = all.as_ref().is_some_and(Vec::is_empty);
-        none || (all.is_some() && !SERVED.contains(&queue.number) && queue.number != EVENTS)
-    });
+    // A chain that is open in any queue may be served, or found to be invalid, by the second machine
+    // and not yet by the first: threads serve queues at their own pace.
+    let has_served = served(saved).all(|queue| queue.open(memory).is_some_and(|it| it.is_empty()));
     if !has_served || overlap(saved) {
         return;
     }
