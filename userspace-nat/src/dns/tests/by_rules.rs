@@ -1,12 +1,13 @@
 //! The proxy under rules by name, from the question to what is open.
 use super::{
     hickory::*,
-    rig::{Rig, Upstream, first_address},
+    rig::{Rig, Upstream, as_guest, first_address},
 };
 use crate::{
     clock::SECOND_NS,
     dns::{Limits, Origin, Proxy, Resolvers},
     name_gate::{ByRules, Judge, SharedJudge},
+    record::Source,
     test_vm,
 };
 use slipgate_abi::VmId;
@@ -154,6 +155,51 @@ fn new_names_beyond_the_bound_do_not_reach_a_resolver() {
     assert!((450..520).contains(&sent), "{sent}");
     assert!(upstream.is_idle());
     assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 1_000 - sent);
+}
+
+#[test]
+fn what_is_no_query_counts_against_the_rate_and_is_recorded() {
+    let upstream = Upstream::new();
+    let (mut rig, judge) = rig(&upstream);
+    rig.vm.dns_per_second = 3;
+    rig.proxy.keep_records(true);
+    let transfer = ask(1, "Evil.test.", RecordType::AXFR).to_vec().unwrap();
+    let update = [0, 2, 0x28, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 1];
+    let empty = [0; 12];
+    let messages = [&transfer[..], &update, &empty, &empty, &transfer];
+    for message in messages {
+        let vm = rig.vm.clone();
+        let origin = Origin::Tcp { connection: 1 };
+        rig.proxy
+            .query(as_guest(&vm), origin, message, &rig.poller, rig.now_ns)
+            .unwrap();
+    }
+    let mut codes = Vec::new();
+    while let Some((_, reply)) = rig.reply() {
+        codes.push(reply.metadata.response_code);
+    }
+    use ResponseCode::{FormErr, NotImp, Refused};
+    assert_eq!(codes, [NotImp, NotImp, FormErr, Refused, Refused]);
+    rig.ask(4000, &ask(1, "a.ok.test.", RecordType::A)).unwrap();
+    assert_eq!(rig.told().metadata.response_code, Refused);
+    assert!(upstream.is_idle());
+    assert_eq!(judge.borrow().counts(VmId::new(1)).over_rate, 3);
+    assert_eq!(rig.counted(), (6, 0, 0));
+    let records: Vec<_> = std::iter::from_fn(|| rig.proxy.next_record()).collect();
+    let over = Some("refused: more than 3 questions a second");
+    let expected = [
+        ("evil.test", 252, 4, None, Source::Nobody),
+        ("", 0, 4, None, Source::Nobody),
+        ("", 0, 1, None, Source::Nobody),
+        ("", 0, 5, over, Source::Policy),
+        ("evil.test", 252, 5, over, Source::Policy),
+        ("a.ok.test", 1, 5, over, Source::Policy),
+    ];
+    let seen = records.iter().map(|r| {
+        let refused = r.refused.as_deref();
+        (&*r.name, r.qtype, r.rcode, refused, r.source)
+    });
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
 }
 
 #[test]
