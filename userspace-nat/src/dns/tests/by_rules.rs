@@ -11,7 +11,9 @@ use crate::{
     test_vm,
 };
 use slipgate_abi::VmId;
-use slipgate_policy::{Action, Destination, DnsSettings, Policy, PolicySet, Rule, Settings};
+use slipgate_policy::{
+    Action, Destination, DnsSettings, NewNames, Policy, PolicySet, Rule, Settings,
+};
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 
@@ -155,6 +157,66 @@ fn new_names_beyond_the_bound_do_not_reach_a_resolver() {
     assert!((450..520).contains(&sent), "{sent}");
     assert!(upstream.is_idle());
     assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 1_000 - sent);
+}
+
+#[test]
+fn questions_asked_before_are_sent_again_as_often_as_their_choice_may_say_something() {
+    let upstream = Upstream::new();
+    let rules = vec![
+        Rule::parse(Action::Allow, "*.ok.test:443").unwrap(),
+        Rule::parse(Action::Allow, "fixed.test:443").unwrap(),
+    ];
+    let new_names = NewNames {
+        octets_per_minute: 30,
+        burst_octets: 60,
+    };
+    let dns = DnsSettings {
+        new_names,
+        ..Default::default()
+    };
+    let settings = Settings {
+        dns,
+        ..Default::default()
+    };
+    let judge = Judge::shared(Policy::new(Action::Deny, rules).with(settings));
+    let mut rig = Rig::new(&[]);
+    let policy = Box::new(ByRules(judge.clone()));
+    rig.proxy = Proxy::new(&[upstream.address], Limits::default(), policy);
+    let sends = |rig: &mut Rig, name: &str| {
+        rig.ask(4000, &ask(1, name, RecordType::A)).unwrap();
+        match rig.reply() {
+            Some((_, refused)) => {
+                assert_eq!(refused.metadata.response_code, ResponseCode::Refused);
+                false
+            }
+            None => {
+                // To be asked again at once.
+                upstream.answer(0, ADDRESS);
+                rig.settle_fast();
+                rig.told();
+                true
+            }
+        }
+    };
+    let names: Vec<String> = ["a", "b", "c"]
+        .map(|name| format!("{name}.ok.test."))
+        .into();
+    for name in &names {
+        assert!(sends(&mut rig, name));
+    }
+    // One that a rule gives costs its type, and from then on is one of four.
+    assert!(sends(&mut rig, "fixed.test."));
+    let again = |i: usize| names.get(i % 4).map_or("fixed.test.", String::as_str);
+    let times = (0..1_000)
+        .take_while(|i| sends(&mut rig, again(*i)))
+        .count();
+    assert_eq!(times, (60 * 8 - 16) / 2);
+    assert!(!sends(&mut rig, "fixed.test."));
+    assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 2);
+    // New names have a bucket of their own.
+    assert!(sends(&mut rig, "d.ok.test."));
+    rig.pass(60 * SECOND_NS);
+    assert!(sends(&mut rig, "a.ok.test."));
 }
 
 #[test]
