@@ -88,6 +88,16 @@ fn answered(asked: &Asked, key: Key<'_>, answer: Answer) {
     let len = answer.message.len();
     // It is read to its end; without `ech` it says the same of where it leads.
     let chain = Chain::of(&answer, key.name());
+    if let Some(chain) = &chain {
+        // What a guest is told is what policies judge.
+        let judged = |addr| {
+            chain
+                .addresses
+                .iter()
+                .any(|(of_chain, _)| *of_chain == addr)
+        };
+        assert!(answer.addresses().all(|(addr, _)| judged(addr)));
+    }
     let without = answer.clone().without_ech(key);
     assert!(without.message.len() <= len + MOST_GROWN);
     if let (Some(chain), Some(other)) = (chain, Chain::of(&without, key.name())) {

@@ -56,7 +56,7 @@ pub struct NameCounts {
     pub elsewhere: u64,
     /// Questions beyond the rate.
     pub over_rate: u64,
-    /// Questions for new names beneath a wildcard, beyond the VM's limit.
+    /// Questions for new names beneath a wildcard, or asked before, beyond the VM's limit of data.
     pub new_names: u64,
     /// Addresses open by name at present.
     pub open: u64,

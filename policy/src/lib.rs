@@ -51,7 +51,7 @@ pub use compile::{
     set::{CompiledError, MOST_POLICIES, PolicySet},
 };
 pub use decide::{
-    exfil_budget::{Asker, RecordedAsker},
+    exfil_budget::{Asker, Chosen, Exceeded, RecordedAsker},
     host_loopback::Lead,
     inspection::{InspectionRefusal, RefusedCounts},
     token_bucket::TokenBucket,

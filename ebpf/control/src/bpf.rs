@@ -96,6 +96,14 @@ pub(crate) fn map_info(fd: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
     info(fd)
 }
 
+/// Opens a map by its id, which needs `CAP_SYS_ADMIN`.
+#[cfg(test)]
+pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_6.__bindgen_anon_1.map_id = id;
+    call(bpf_cmd::BPF_MAP_GET_FD_BY_ID, &mut attr).map(owned)
+}
+
 /// Kind of a map: its type and flags, as the kernel reports them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kind {

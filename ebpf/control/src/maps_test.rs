@@ -1,4 +1,4 @@
-use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
+use std::{collections::HashSet, env, io, os::fd::AsRawFd, process::Command};
 
 use slipgate_abi::{
     DropReason, Ip4, RuleIndex, SlotIndex, VmRow,
@@ -10,11 +10,13 @@ use slipgate_abi::{
 
 use super::*;
 use crate::{
+    bpf,
     layout::MAPS,
-    testing::{in_netns, maps_only},
+    testing::{datapath, in_netns, maps_only},
 };
 
 const FDS: &str = "SLIPGATE_TEST_FDS";
+const CLAIMS: &str = "SLIPGATE_TEST_CLAIMS";
 
 fn tuple(port: u16) -> Tuple {
     Tuple {
@@ -112,9 +114,8 @@ fn rule_text(maps: &SharedMaps, index: u32) -> String {
     text_of(&maps.rule_element(RuleIndex::new(index)).unwrap().text)
 }
 
-#[test]
-#[ignore = "the child of a_process_without_capability_uses_what_it_was_handed"]
-fn without_capability() {
+/// Makes this process one of another user, as an engine is.
+fn give_up_capabilities() {
     const NOBODY: u32 = 65_534;
     // SAFETY: plain numbers; for all threads of the process.
     unsafe {
@@ -123,6 +124,12 @@ fn without_capability() {
     }
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     assert!(status.contains("CapEff:\t0000000000000000"), "{status}");
+}
+
+#[test]
+#[ignore = "the child of a_process_without_capability_uses_what_it_was_handed"]
+fn without_capability() {
+    give_up_capabilities();
     assert!(
         crate::probe::pass_program().is_err(),
         "a program was loaded"
@@ -345,10 +352,50 @@ fn rings_of_first_packets_are_there_for_who_maps_them_alone() {
     );
 }
 
-/// An engine has the descriptors of all shared maps, and no capability.
+/// An engine has the descriptors of all shared maps ([`SharedMaps::fds`]), a user of its own and no
+/// capability.
 #[test]
 fn no_engine_has_the_claims_of_early_fragments() {
-    assert!(MapName::ALL.iter().all(|map| map.name() != EARLY_CLAIMS));
+    in_netns("no_engine_has_the_claims_of_early_fragments", || {
+        let datapath = datapath();
+        let path = datapath.paths().pin(EARLY_CLAIMS);
+        let claims = bpf::obj_get(&path).unwrap();
+        let id = bpf::map_info(claims.as_fd()).unwrap().id;
+        // By none of its descriptors.
+        let fds = datapath.maps().fds();
+        let ids = fds.into_iter().map(|fd| bpf::map_info(fd).unwrap().id);
+        let ids: HashSet<u32> = ids.collect();
+        assert!(ids.len() == MAPS && !ids.contains(&id));
+        // Nor does it get one: by the map's number, as root does here, or by its pin.
+        let by_id = bpf::map_by_id(id).unwrap();
+        assert_eq!(bpf::map_info(by_id.as_fd()).unwrap().id, id);
+        let output = Command::new(env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "maps::tests::gets_no_claims"])
+            .arg("--nocapture")
+            .env(CLAIMS, format!("{id} {}", path.display()))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    });
+}
+
+#[test]
+#[ignore = "the child of no_engine_has_the_claims_of_early_fragments"]
+fn gets_no_claims() {
+    let claims = env::var(CLAIMS).unwrap();
+    let (id, path) = claims.split_once(' ').unwrap();
+    give_up_capabilities();
+    let refused = |opened: io::Result<OwnedFd>| opened.unwrap_err().raw_os_error();
+    assert_eq!(
+        refused(bpf::map_by_id(id.parse().unwrap())),
+        Some(libc::EPERM)
+    );
+    assert_eq!(refused(bpf::obj_get(Path::new(path))), Some(libc::EACCES));
 }
 
 #[test]

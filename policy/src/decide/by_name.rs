@@ -1,4 +1,5 @@
 //! Decisions by the rules about names.
+use super::exfil_budget::Chosen;
 use crate::{
     Action, Decision, Destination, Name, NamePattern, PatternRef, Policy, Rule, compile::dns_bypass,
 };
@@ -116,17 +117,18 @@ impl Policy {
         rules.iter().any(is)
     }
 
-    /// Returns the number of octets of a name (in lower case) beneath the narrowest wildcard that
-    /// admits it; `None`: no wildcard does, or a rule gives the name itself.
-    pub fn octets_beneath(&self, name: Name<'_>) -> Option<usize> {
+    /// Returns the part of a name (in lower case) that a guest which may ask for it chose: its
+    /// octets beneath the narrowest wildcard that admits it, unless a rule gives the name itself.
+    /// `None`: nothing limits the choice, for the default admits the name.
+    pub fn chosen(&self, name: Name<'_>) -> Option<Chosen> {
         let about = self.about(name);
         let admitting = about.iter().filter_map(|place| self.by_name(*place));
         let patterns = || admitting.clone().filter(|(action, _)| action.admits());
         if patterns().any(|(_, pattern)| pattern.is_exact()) {
-            return None;
+            return (self.default == Action::Deny).then_some(Chosen::Listed);
         }
         let beneath = patterns().map(|(_, pattern)| name.0.len() - pattern.name().0.len());
-        beneath.min()
+        beneath.min().map(Chosen::Beneath)
     }
 
     fn decision_at(&self, place: PatternRef) -> Decision {

@@ -318,7 +318,8 @@ pub struct Dns {
     #[schemars(range(min = 1, max = 63))]
     #[schemars(with = "Option<u8>")]
     pub max_label_octets: Option<Spanned<u8>>,
-    /// Octets that a VM may convey per minute by asking for new names beneath wildcards (8Ki).
+    /// Octets that a VM may convey per minute by asking for new names beneath wildcards, and as many
+    /// by its choice among names asked for before (8Ki).
     pub new_name_octets_per_minute: Option<Count>,
     /// Burst of these octets after an idle period (32Ki).
     pub new_name_burst_octets: Option<Count>,

@@ -231,7 +231,8 @@ pub enum Resolvers {
     Nobody,
 }
 
-/// Rate limit of the octets that a VM can convey by asking for new names beneath wildcards.
+/// Rate limit of the octets that a VM can convey by asking for new names beneath wildcards, and of
+/// those that it can by its choice among questions asked before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NewNames {
     /// Average rate, octets per minute.

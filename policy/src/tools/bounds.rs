@@ -1,5 +1,5 @@
 //! Limits of a policy beside its rules, applied to a record: new flows and questions per second,
-//! concurrent flows, labels, new names.
+//! concurrent flows, labels, data by questions.
 //!
 //! A VM of the record gets the limits of a VM under the policy from its first record on, in the
 //! order and at the times recorded. Bytes and packets per second are left out: a record has their
@@ -92,7 +92,7 @@ impl Bounds {
         over.then(|| ("questions", format!("dns_per_second {per_second}")))
     }
 
-    /// Applies the limit of new names to a question that the rules allow and no cached answer met.
+    /// Applies the limits of data by questions to one that the rules allow and no cached answer met.
     pub(super) fn lookup(
         &mut self,
         vm: &str,
@@ -108,10 +108,9 @@ impl Bounds {
         let asker = &mut vm.asker;
         let asker = asker.get_or_insert_with(|| RecordedAsker::new(may, now_ns));
         let octets = may.octets_per_minute;
-        (!asker.asks(policy, name, kind, now_ns)).then(|| {
-            let by = format!("new_name_octets_per_minute {octets}");
-            ("new names beneath wildcards", by)
-        })
+        let exceeded = asker.asks(policy, name, kind, now_ns).err()?;
+        let by = format!("new_name_octets_per_minute {octets}");
+        Some((exceeded.describe(), by))
     }
 }
 
@@ -127,3 +126,7 @@ impl Vm {
 fn bucket(per_second: u32) -> TokenBucket {
     TokenBucket::new(per_second, per_second)
 }
+
+#[cfg(test)]
+#[path = "bounds_test.rs"]
+mod tests;

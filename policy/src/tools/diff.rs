@@ -151,13 +151,14 @@ impl Side<'_> {
                 from_cache,
                 ..
             } => {
+                // Whatever it asks for counts.
+                if let Some((what, by)) = self.bounds.question(vm, limits, *at_ns) {
+                    return Ok(Some((Outcome::Refused, by, Some(what))));
+                }
                 let Ok(wire) = wire(name) else {
                     return Ok(None);
                 };
                 let name = Name(&wire);
-                if let Some((what, by)) = self.bounds.question(vm, limits, *at_ns) {
-                    return Ok(Some((Outcome::Refused, by, Some(what))));
-                }
                 let asked = question(policy, name, kind);
                 let looked_up = asked.0 != Outcome::Refused && !from_cache;
                 let over = looked_up

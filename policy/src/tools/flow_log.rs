@@ -57,7 +57,7 @@ pub enum Seen {
     Question {
         /// Name of the VM.
         vm: String,
-        /// Name that was asked for.
+        /// Name that was asked for; empty of a message that is not accepted as a query.
         name: String,
         /// Name of the record type.
         kind: String,
@@ -106,6 +106,7 @@ struct Line {
     time: Option<String>,
     started: Option<String>,
     source: Option<String>,
+    rcode: Option<String>,
 }
 
 impl Seen {
@@ -205,7 +206,16 @@ impl Reader {
             },
             Some("dns") => {
                 let lower = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
-                let name = lower(&line.name?);
+                let source = line.source.as_deref();
+                // Nobody is asked about a message that is not accepted as a query.
+                let failed = line
+                    .rcode
+                    .as_deref()
+                    .is_none_or(|rcode| rcode == "SERVFAIL");
+                let name = match source == Some("none") && !failed {
+                    true => String::new(),
+                    false => lower(&line.name?),
+                };
                 for addr in line.answers {
                     self.remember_name((line.vm.clone(), addr), &name);
                 }
@@ -215,7 +225,7 @@ impl Reader {
                     kind: line.kind.unwrap_or_default(),
                     chain: line.chain.iter().map(|name| lower(name)).collect(),
                     at_ns: line.time.as_deref().and_then(time_ns),
-                    from_cache: line.source.as_deref() == Some("cache"),
+                    from_cache: source == Some("cache"),
                 })
             }
             Some("lost") => {

@@ -22,6 +22,25 @@ fn refusals_by_rules_are_told_and_those_by_quotas_are_not() {
 }
 
 #[test]
+fn a_message_that_is_no_query_asks_for_no_name() {
+    let name = |source: &str, rcode: &str| {
+        let text = format!(
+            "{{\"event\":\"dns\",\"vm\":\"a\",\"name\":\"a.test\",\"type\":\"TYPE252\",\
+             \"source\":\"{source}\",\"rcode\":\"{rcode}\",\"answers\":[]}}"
+        );
+        match Reader::default().line(&text) {
+            Some(Seen::Question { name, .. }) => name,
+            other => panic!("{other:?}"),
+        }
+    };
+    for rcode in ["NOTIMP", "FORMERR", "BADVERS"] {
+        assert_eq!(name("none", rcode), "");
+        assert_eq!(name("upstream", rcode), "a.test");
+    }
+    assert_eq!(name("none", "SERVFAIL"), "a.test");
+}
+
+#[test]
 fn times_are_read_as_they_are_written() {
     const SECOND: u64 = 1_000_000_000;
     for (text, at) in [

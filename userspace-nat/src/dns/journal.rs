@@ -1,5 +1,7 @@
 //! Records of answered and refused questions, kept until the engine fetches them.
-use std::collections::VecDeque;
+use std::{collections::VecDeque, net::IpAddr};
+
+use slipgate_abi::VmId;
 
 use super::{
     answer::{Answer, MAX_TTL_S},
@@ -9,11 +11,11 @@ use super::{
     name::Name,
     policy::{ExtendedError, NamePolicy},
     proxy::Origin,
-    query::Key,
+    query::{self, Key},
 };
 use crate::{
     record::{MOST_ANSWERS, MOST_CHAIN, Question, Source},
-    stats::Tally,
+    stats::{Tally, VmStats},
 };
 
 /// Most records kept; a turn of the event loop makes far fewer.
@@ -54,19 +56,12 @@ impl Journal {
         source: Source,
         now_ns: u64,
     ) {
-        if !self.open {
-            return;
-        }
-        if self.questions.len() >= MOST_WAITING {
-            waiter.stats.tally(Tally::RecordLost, 1);
+        if !self.has_room(&waiter.stats) {
             return;
         }
         let mut question = Question {
             vm: waiter.vm,
-            server: match waiter.origin {
-                Origin::Udp { server, .. } => Some(server),
-                Origin::Tcp { .. } => None,
-            },
+            server: server(waiter.origin),
             name: key.name().without_dot(),
             qtype: key.qtype(),
             source,
@@ -100,6 +95,59 @@ impl Journal {
             }
         }
         self.questions.push_back(question);
+    }
+
+    /// Notes a message that was not accepted as a query, with its question as far as it can be read,
+    /// and the code with which it was answered. `error`: it was refused, for this reason.
+    pub(super) fn note_unaccepted(
+        &mut self,
+        (vm, stats): (VmId, &VmStats),
+        origin: Origin,
+        message: &[u8],
+        rcode: Rcode,
+        error: Option<ExtendedError>,
+        now_ns: u64,
+    ) {
+        if !self.has_room(stats) {
+            return;
+        }
+        let (name, qtype) = query::question_of(message).unwrap_or_default();
+        self.questions.push_back(Question {
+            vm,
+            server: server(origin),
+            name,
+            qtype,
+            source: match &error {
+                Some(_) => Source::Policy,
+                None => Source::Nobody,
+            },
+            rule: None,
+            refused: error.map(|error| error.text),
+            rcode: rcode as u16,
+            chain: Vec::new(),
+            addresses: Vec::new(),
+            left_out: 0,
+            ttl_s: None,
+            asked_ns: now_ns,
+            answered_ns: now_ns,
+        });
+    }
+
+    /// Whether a record is to be kept. One for which there is no room is counted.
+    fn has_room(&self, stats: &VmStats) -> bool {
+        let has_room = self.questions.len() < MOST_WAITING;
+        if self.open && !has_room {
+            stats.tally(Tally::RecordLost, 1);
+        }
+        self.open && has_room
+    }
+}
+
+/// Address that the guest asked; `None` when it asked over TCP.
+fn server(origin: Origin) -> Option<IpAddr> {
+    match origin {
+        Origin::Udp { server, .. } => Some(server),
+        Origin::Tcp { .. } => None,
     }
 }
 

@@ -182,7 +182,7 @@ impl Proxy {
             Err(QueryError::NotAQuery) => return Err(DropReason::ServiceReject),
             Err(QueryError::Answer(rcode)) => {
                 vm.stats.tally(Tally::DnsQuery, 1);
-                self.push(vm.id, origin, reply::to_unreadable(message, rcode));
+                self.answer_unaccepted(vm, origin, message, rcode, now_ns);
                 return Ok(());
             }
         };
@@ -300,6 +300,25 @@ impl Proxy {
             (*known, *bucket) = full();
         }
         !bucket.take(now_ns)
+    }
+
+    /// Answers a message that is not accepted as a query with this code. It counts against the VM's
+    /// rate as any question does.
+    fn answer_unaccepted(
+        &mut self,
+        vm: &VmNet,
+        origin: Origin,
+        message: &[u8],
+        rcode: Rcode,
+        now_ns: u64,
+    ) {
+        let error = self
+            .is_over_rate(vm, now_ns)
+            .then(|| self.policy.over_rate(vm.id, vm.dns_per_second));
+        let rcode = error.as_ref().map_or(rcode, |error| error.rcode);
+        self.journal
+            .note_unaccepted((vm.id, &vm.stats), origin, message, rcode, error, now_ns);
+        self.push(vm.id, origin, reply::to_unreadable(message, rcode));
     }
 
     fn take(

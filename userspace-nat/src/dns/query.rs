@@ -119,6 +119,16 @@ impl<'m> Query<'m> {
     }
 }
 
+/// Name, as people write it, and type of the first question of a message that need not be a query
+/// otherwise; `None` if there is none that can be read.
+pub(super) fn question_of(message: &[u8]) -> Option<(String, u16)> {
+    let header = Header::read(message).filter(|header| header.counts[0] > 0)?;
+    let is_query = header.bits & Bits::OPCODE == 0;
+    let end = name::end_of_plain(message, HEADER_LEN).filter(|_| is_query)?;
+    let name = message[HEADER_LEN..end].to_ascii_lowercase();
+    Some((Name(&name).without_dot(), word(message, end)?))
+}
+
 /// Offsets of a key's parts: view, flags, type, class, name.
 const FLAGS: usize = 4;
 const QTYPE: usize = 5;

@@ -2,19 +2,28 @@
 //!
 //! | section | kept |
 //! | --- | --- |
-//! | answer | of the names that lead from the one asked for to the last: the first CNAME; of the last one: the type asked for; the signatures of these, and DNAMEs above them |
-//! | authority | the SOA of a zone around the last name; with DO the proofs (NSEC, NSEC3) and signatures |
+//! | answer | of the names that lead from the one asked for to the last: the first CNAME; of the last one: the type asked for; DNAMEs above them; the signatures of these |
+//! | authority | the SOA of a zone around the last name; with DO its signature, and the signed proofs (NSEC, NSEC3) of zones around these names |
 //! | additional | nothing: it is optional, and its addresses open nothing |
 //!
 //! So no resolver or zone can give a guest data about a name that was not asked for, and no such
-//! data is cached (RFC 5452 section 6). A record that cannot be parsed is left out. Names are
+//! data is cached (RFC 5452 section 6). The exception are proofs of what does not exist: their
+//! owners are other names of the same zone, or hashes of these, and a client that validates needs
+//! them (RFC 4035 section 3.1.3, RFC 5155 section 7.2). Which zone a proof is of says the signer in
+//! its signature; without one it proves nothing, and is left out.
+//!
+//! Every address that is left is one of [`super::chain::Chain`], by which policies judge an answer.
+//! So of a name with a CNAME nothing else is left, whatever the question (RFC 1034 section 3.6.2),
+//! but its NSEC and signatures (RFC 4035 section 2.5).
+//!
+//! A record that cannot be parsed is left out. Names are
 //! expanded and compressed again, so that no pointer leads into removed data; in types newer than
 //! RFC 1035 they are not compressed (RFC 3597 section 4).
 //!
 //! Two parameters of SVCB and HTTPS records can be left out ([`Omitted`]), from their `mandatory`
 //! list too: `ech` ([RFC 9848](https://www.rfc-editor.org/rfc/rfc9848)), because a client that has
 //! no key cannot hide the name that it connects to; and `ipv6hint`, for a client without IPv6.
-use std::net::Ipv6Addr;
+use std::{collections::HashSet, net::Ipv6Addr};
 
 use super::{
     message::{HEADER_LEN, Header, Record, Type, word},
@@ -101,7 +110,10 @@ pub(super) fn scrub(
                 continue;
             }
             let owner = name::expand(message, start)?;
+            let is_alias = record.rtype == Type::CNAME;
+            let is_broken = is_alias && name::end(message, record.data.start) != Some(at);
             match section {
+                _ if is_broken || !is_in(&record, key) => {}
                 1 => answers.push(Owned { owner, record }),
                 2 => authorities.push(Owned { owner, record }),
                 _ => {}
@@ -112,34 +124,63 @@ pub(super) fn scrub(
     let mut writer = Writer::new(header.bits, key);
     let chain = chain(message, &answers, key)?;
     let last = chain.last().map_or(key.name().0, |name| name);
+    let is_step = |owner: &[u8]| *owner == *key.name().0 || chain.iter().any(|s| **s == *owner);
+    let has_alias = |o: &Owned| o.record.rtype == Type::CNAME && *o.owner == *last;
+    let is_alias = answers.iter().any(has_alias);
+    let belongs = |owner: &[u8], rtype: u16| match rtype {
+        Type::CNAME => is_step(owner),
+        Type::DNAME => is_above(owner, key, &chain),
+        _ if *owner != *last => false,
+        _ if key.qtype() == Type::ANY => !is_alias || rtype == Type::NSEC,
+        _ => rtype == key.qtype(),
+    };
     let (mut answer_ttl, mut answered, mut kept) = (u32::MAX, false, 0_u16);
     let mut cnames: Vec<&[u8]> = Vec::new();
-    for Owned { owner, record } in answers.iter().filter(|owned| is_in(owned, key)) {
-        let in_chain = **owner == *key.name().0 || chain.contains(owner);
+    for Owned { owner, record } in &answers {
         let wanted = match record.rtype {
-            Type::CNAME if in_chain => {
+            Type::CNAME if is_step(owner) => {
                 let first = !cnames.contains(&&**owner);
                 cnames.push(owner);
                 first
             }
-            Type::RRSIG => in_chain || is_above(owner, key, &chain),
-            Type::DNAME => is_above(owner, key, &chain),
-            rtype => **owner == *last && (rtype == key.qtype() || key.qtype() == Type::ANY),
+            Type::RRSIG if key.qtype() != Type::RRSIG => {
+                let signed = Signed::read(message, record);
+                signed.is_some_and(|signed| belongs(owner, signed.rtype))
+            }
+            rtype => belongs(owner, rtype),
         };
-        if wanted && writer.record(message, owner, record, omitted) {
+        if !wanted {
+            continue;
+        }
+        if writer.record(message, owner, record, omitted) {
             kept += 1;
             answer_ttl = answer_ttl.min(record.ttl);
             answered |= record.rtype == key.qtype() || key.qtype() == Type::ANY;
+        } else if record.rtype == Type::CNAME {
+            // There is no room for it: what it leads to would be without it.
+            return None;
         }
     }
     writer.count(1, kept);
 
     let dnssec_ok = key.edns() == Some(true);
+    let signed = |owned| proof(message, owned, key, &chain);
+    let proofs: HashSet<(&[u8], u16)> = match dnssec_ok {
+        true => authorities.iter().filter_map(signed).collect(),
+        false => HashSet::new(),
+    };
     let (mut negative_ttl, mut kept) = (None, 0_u16);
-    for Owned { owner, record } in authorities.iter().filter(|owned| is_in(owned, key)) {
+    for owned in &authorities {
+        let Owned { owner, record } = owned;
         let wanted = match record.rtype {
             Type::SOA => ends_with(last, owner),
-            Type::NSEC | Type::NSEC3 | Type::RRSIG => dnssec_ok,
+            Type::NSEC | Type::NSEC3 => proofs.contains(&(&**owner, record.rtype)),
+            Type::RRSIG if dnssec_ok => {
+                let signs_soa = |signed: Signed| signed.rtype == Type::SOA;
+                signed(owned).is_some()
+                    || ends_with(last, owner)
+                        && Signed::read(message, record).is_some_and(signs_soa)
+            }
             _ => false,
         };
         if wanted && writer.record(message, owner, record, omitted) {
@@ -162,10 +203,57 @@ pub(super) fn scrub(
     })
 }
 
+/// What a signature is of (RFC 4034 section 3.1).
+struct Signed {
+    /// Type of the records that it signs.
+    rtype: u16,
+    /// The zone that signed them, in lower case.
+    zone: Box<[u8]>,
+}
+
+impl Signed {
+    /// Reads an RRSIG; `None` if the record is another, or malformed.
+    fn read(message: &[u8], record: &Record) -> Option<Self> {
+        /// Octets before the signer's name, which is not compressed.
+        const FIXED: usize = 18;
+        if record.rtype != Type::RRSIG {
+            return None;
+        }
+        let data = message.get(record.data.clone())?;
+        let zone = data.get(FIXED..name::end_of_plain(data, FIXED)?)?;
+        Some(Self {
+            rtype: word(data, 0)?,
+            zone: zone.to_ascii_lowercase().into(),
+        })
+    }
+
+    /// Whether it signs a proof that its zone can give under this name: NSEC has a name of the zone
+    /// as owner, NSEC3 a hash right below it.
+    fn proves(&self, owner: &[u8]) -> bool {
+        match self.rtype {
+            Type::NSEC => ends_with(owner, &self.zone),
+            Type::NSEC3 => parents(owner).nth(1) == Some(&*self.zone),
+            _ => false,
+        }
+    }
+}
+
+/// Owner and type of the proof that a record signs, if it is of a zone around a name of the chain.
+fn proof<'o>(
+    message: &[u8],
+    Owned { owner, record }: &'o Owned,
+    key: Key<'_>,
+    chain: &[Box<[u8]>],
+) -> Option<(&'o [u8], u16)> {
+    let signed = Signed::read(message, record)?;
+    let proves = signed.proves(owner) && is_above(&signed.zone, key, chain);
+    proves.then_some((&**owner, signed.rtype))
+}
+
 /// Whether a record has the class asked for.
-fn is_in(owned: &Owned, key: Key<'_>) -> bool {
+fn is_in(record: &Record, key: Key<'_>) -> bool {
     const ANY_CLASS: u16 = 255;
-    owned.record.class == key.qclass() || key.qclass() == ANY_CLASS
+    record.class == key.qclass() || key.qclass() == ANY_CLASS
 }
 
 /// Names to which CNAMEs lead from the one asked for, in order. `None` if they form a loop, or are
@@ -177,8 +265,7 @@ fn chain(message: &[u8], answers: &[Owned], key: Key<'_>) -> Option<Vec<Box<[u8]
     }
     loop {
         let current = chain.last().map_or(key.name().0, |name| name);
-        let is_next =
-            |o: &&Owned| o.record.rtype == Type::CNAME && *o.owner == *current && is_in(o, key);
+        let is_next = |o: &&Owned| o.record.rtype == Type::CNAME && *o.owner == *current;
         let Some(next) = answers.iter().find(is_next) else {
             return Some(chain);
         };

@@ -3,7 +3,9 @@
 //! An opening consists of VM, address and the rules about the name. It lasts for the answer's TTL,
 //! within [`slipgate_policy::FLOOR_S`] and [`slipgate_policy::CEILING_S`]. Names with the same
 //! effect on the same address are one opening, by the name last asked for, so that a thousand names
-//! at one address cost no more than one. For a VM whose connections are inspected each name is an
+//! at one address cost no more than two: where that one's own time is shorter than another's, the
+//! one that lasts longest is kept beside it. Each keeps its own time, so that of a name which a
+//! later policy denies nothing is left. For a VM whose connections are inspected each name is an
 //! opening of its own. A VM has at most [`MAX_PER_VM`]: answers beyond that are refused, and no
 //! live opening gives way. An opening by an answer that leads through long names counts as several.
 //!
@@ -16,7 +18,7 @@
 //! its own rules.
 use std::{
     cmp::Ordering,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     rc::Rc,
 };
@@ -77,9 +79,57 @@ impl LearntName {
 
 #[derive(Clone, Debug)]
 struct Opening {
+    /// The name last asked for, and the time until which it opens the address by itself.
     name: Rc<LearntName>,
-    expires_ns: u64,
+    name_ns: u64,
+    /// Another name with the same effect, which opens the address for longer: of these the one that
+    /// lasts longest.
+    longer: Option<(Rc<LearntName>, u64)>,
     id: u64,
+}
+
+impl Opening {
+    /// Returns the time at which it ends, ns.
+    fn expires_ns(&self) -> u64 {
+        let longer = self.longer.as_ref();
+        longer.map_or(self.name_ns, |(_, expires_ns)| *expires_ns)
+    }
+
+    /// Returns its names, each with its own time: the one last asked for at the end.
+    fn names(self) -> impl Iterator<Item = (Rc<LearntName>, u64)> {
+        self.longer.into_iter().chain([(self.name, self.name_ns)])
+    }
+
+    /// Returns how many openings it counts as.
+    fn weight(&self) -> usize {
+        let longer = self.longer.as_ref();
+        self.name.weight() + longer.map_or(0, |(name, _)| name.weight())
+    }
+
+    /// Returns how many names it has.
+    fn count(&self) -> usize {
+        1 + usize::from(self.longer.is_some())
+    }
+
+    /// Returns the opening by `name` until `until_ns` that takes the place of this one, and the
+    /// names that it leaves out.
+    fn renewed(&self, name: &Rc<LearntName>, until_ns: u64) -> (Self, Vec<(Rc<LearntName>, u64)>) {
+        let (itself, mut others): (Vec<_>, Vec<_>) = self
+            .clone()
+            .names()
+            .partition(|(other, _)| other.chain == name.chain);
+        let before_ns = itself.first().map_or(0, |(_, until_ns)| *until_ns);
+        let name_ns = until_ns.max(before_ns);
+        others.sort_by_key(|(_, until_ns)| *until_ns);
+        let longer = others.pop_if(|(_, until_ns)| *until_ns > name_ns);
+        let renewed = Self {
+            name: name.clone(),
+            name_ns,
+            longer,
+            id: self.id,
+        };
+        (renewed, others)
+    }
 }
 
 /// The openings of all VMs.
@@ -87,7 +137,7 @@ struct Opening {
 pub(super) struct Learnt {
     vms: HashMap<VmId, OfVm>,
     changes: Vec<Change>,
-    /// Openings of all VMs.
+    /// Names of all VMs' openings.
     total: usize,
 }
 
@@ -99,8 +149,9 @@ struct AtAddress(Vec<Opening>);
 struct OfVm {
     by_address: HashMap<IpAddr, AtAddress>,
     by_expiry: BTreeSet<(u64, u64, IpAddr)>,
-    /// Sum of the openings' weights.
+    /// Sum of the openings' weights, and of their names.
     weight: usize,
+    names: usize,
     last_id: u64,
 }
 
@@ -126,47 +177,62 @@ impl Learnt {
         let changes = &mut self.changes;
         let of_vm = self.vms.entry(vm).or_default();
         self.total -= of_vm.expire(vm, changes, now_ns);
-        let known = |address| {
-            let openings = of_vm.by_address.get(address)?;
-            Some(openings.0[openings.position(name, &same)?].name.weight())
-        };
-        let distinct: BTreeSet<_> = addresses.iter().map(|(address, _)| address).collect();
-        let more = |address| name.weight().saturating_sub(known(address).unwrap_or(0));
-        if of_vm.weight + distinct.into_iter().map(more).sum::<usize>() > MAX_PER_VM {
-            return Err(Full);
-        }
-        let before = of_vm.by_expiry.len();
+        let mut until = BTreeMap::new();
         for &(address, ttl_s) in addresses {
             let lasts_s = ttl_s.min(lasting.ceiling_s).max(lasting.floor_s);
-            let lasts_ns = u64::from(lasts_s) * SECOND_NS;
-            let mut expires_ns = now_ns + lasts_ns;
+            let until_ns = now_ns + u64::from(lasts_s) * SECOND_NS;
+            let longest = until.entry(address).or_insert(until_ns);
+            *longest = until_ns.max(*longest);
+        }
+        let more = |(address, until_ns): (&IpAddr, &u64)| {
+            let openings = of_vm.by_address.get(address);
+            let known = openings.and_then(|all| Some(&all.0[all.position(name, &same)?]));
+            known.map_or(name.weight(), |old| {
+                let renewed = old.renewed(name, *until_ns).0;
+                renewed.weight().saturating_sub(old.weight())
+            })
+        };
+        if of_vm.weight + until.iter().map(more).sum::<usize>() > MAX_PER_VM {
+            return Err(Full);
+        }
+        let before = of_vm.names;
+        for (address, until_ns) in until {
             let openings = of_vm.by_address.entry(address).or_default();
+            let mut opening = Opening {
+                name: name.clone(),
+                name_ns: until_ns,
+                longer: None,
+                id: 0,
+            };
             let mut known = false;
             if let Some(at) = openings.position(name, &same) {
                 let old = openings.0.remove(at);
-                of_vm.by_expiry.remove(&(old.expires_ns, old.id, address));
-                of_vm.weight -= old.name.weight();
-                // An extension by less than a second is not noted.
-                known = old.name.chain == name.chain && expires_ns < old.expires_ns + SECOND_NS;
-                expires_ns = expires_ns.max(old.expires_ns);
-                if old.name.chain != name.chain {
-                    changes.push(Change::Ended(vm, address, old.name));
+                of_vm.by_expiry.remove(&(old.expires_ns(), old.id, address));
+                of_vm.weight -= old.weight();
+                of_vm.names -= old.count();
+                let (renewed, left_out) = old.renewed(name, until_ns);
+                opening = renewed;
+                for (other, _) in left_out {
+                    changes.push(Change::Ended(vm, address, other));
                 }
+                // An extension by less than a second is not noted.
+                known = old.names().any(|(other, before_ns)| {
+                    other.chain == name.chain && until_ns < before_ns + SECOND_NS
+                });
             }
             if !known {
-                changes.push(Change::Opened(vm, address, name.clone(), expires_ns));
+                changes.push(Change::Opened(vm, address, name.clone(), opening.name_ns));
             }
             of_vm.last_id += 1;
-            let id = of_vm.last_id;
-            of_vm.by_expiry.insert((expires_ns, id, address));
-            of_vm.weight += name.weight();
-            openings.insert(Opening {
-                name: name.clone(),
-                expires_ns,
-                id,
-            });
+            opening.id = of_vm.last_id;
+            of_vm
+                .by_expiry
+                .insert((opening.expires_ns(), opening.id, address));
+            of_vm.weight += opening.weight();
+            of_vm.names += opening.count();
+            openings.insert(opening);
         }
-        self.total += of_vm.by_expiry.len() - before;
+        self.total = self.total + of_vm.names - before;
         Ok(())
     }
 
@@ -179,7 +245,9 @@ impl Learnt {
     ) -> impl Iterator<Item = &Rc<LearntName>> {
         let openings = self.at(vm, address).map(AtAddress::by_rules);
         let living = move |alike: &'_ [Opening]| -> Option<usize> {
-            alike.iter().position(|opening| opening.expires_ns > now_ns)
+            alike
+                .iter()
+                .position(|opening| opening.expires_ns() > now_ns)
         };
         openings
             .into_iter()
@@ -199,7 +267,7 @@ impl Learnt {
         openings.find_map(|alike| {
             let at = alike.binary_search_by(|opening| (*opening.name.name).cmp(name));
             let found = &alike[at.ok()?];
-            (found.expires_ns > now_ns).then_some(&found.name)
+            (found.expires_ns() > now_ns).then_some(&found.name)
         })
     }
 
@@ -224,7 +292,12 @@ impl Learnt {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.by_expiry.len())
     }
 
-    /// Returns the number of all VMs' openings, without those found to have expired.
+    /// Returns the number of names by which these are open, which a successor is to know.
+    pub(super) fn names(&self, vm: VmId) -> usize {
+        self.vms.get(&vm).map_or(0, |of_vm| of_vm.names)
+    }
+
+    /// Returns that number for all VMs.
     pub(super) fn total(&self) -> usize {
         self.total
     }
@@ -243,15 +316,15 @@ impl Learnt {
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
-    /// Ends all openings of a VM. Returns them with their expiry, ns.
+
+    /// Ends all openings of a VM. Returns the names of each with their expiry, ns.
     pub(super) fn forget(&mut self, vm: VmId) -> Vec<(IpAddr, Rc<LearntName>, u64)> {
         let mut had = Vec::new();
         let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
         for (address, openings) in by_address {
-            for opening in openings.0 {
-                let name = opening.name.clone();
-                self.changes.push(Change::Ended(vm, address, name));
-                had.push((address, opening.name, opening.expires_ns));
+            for (name, until_ns) in openings.0.into_iter().flat_map(Opening::names) {
+                self.changes.push(Change::Ended(vm, address, name.clone()));
+                had.push((address, name, until_ns));
             }
         }
         self.total -= had.len();
@@ -313,9 +386,9 @@ fn order(a: &LearntName, b: &LearntName) -> Ordering {
 }
 
 impl OfVm {
-    /// Ends the openings that have expired. Returns how many.
+    /// Ends the openings that have expired. Returns how many names they had.
     fn expire(&mut self, vm: VmId, changes: &mut Vec<Change>, now_ns: u64) -> usize {
-        let before = self.by_expiry.len();
+        let before = self.names;
         let mut addresses = BTreeSet::new();
         while let Some(&(expires_ns, _, address)) = self.by_expiry.first() {
             if expires_ns > now_ns {
@@ -329,16 +402,20 @@ impl OfVm {
             let Some(openings) = self.by_address.get_mut(&address) else {
                 continue;
             };
-            let over = openings.0.extract_if(.., |one| one.expires_ns <= now_ns);
+            let over = openings.0.extract_if(.., |one| one.expires_ns() <= now_ns);
             for over in over {
-                self.weight -= over.name.weight();
-                changes.push(Change::Ended(vm, address, over.name));
+                self.weight -= over.weight();
+                self.names -= over.count();
+                changes.extend(
+                    over.names()
+                        .map(|(name, _)| Change::Ended(vm, address, name)),
+                );
             }
             if openings.0.is_empty() {
                 self.by_address.remove(&address);
             }
         }
-        before - self.by_expiry.len()
+        before - self.names
     }
 }
 

@@ -101,6 +101,71 @@ fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     assert_eq!(learnt.addresses(VmId::new(1), "c", 1), [at(0)]);
 }
 
+/// The names of an address that a VM had until now, each with the seconds that it lasts.
+fn forgotten(learnt: &mut Learnt) -> Vec<(String, u64)> {
+    let had = learnt.forget(VmId::new(1)).into_iter();
+    had.map(|(_, name, until_ns)| (name.name.to_string(), until_ns / SECOND_NS))
+        .collect()
+}
+
+#[test]
+fn names_of_one_opening_have_each_their_own_time() {
+    let mut learnt = Learnt::default();
+    let tell = |learnt: &mut Learnt, text: &str, ttl_s| {
+        let (vm, name) = (VmId::new(1), name(text, &[0]));
+        learnt
+            .open(vm, &name, &[(at(0), ttl_s)], equal, LASTING, 0)
+            .unwrap();
+    };
+    let had = |name: &str, lasts_s: u64| (name.to_owned(), lasts_s);
+    for (told, left) in [
+        (
+            &[("a", 1_000), ("b", 40)][..],
+            &[had("a", 1_000), had("b", 40)][..],
+        ),
+        (&[("a", 40), ("b", 1_000)], &[had("b", 1_000)]),
+        // The longest is kept beside the last.
+        (
+            &[("a", 500), ("b", 1_000), ("c", 40)],
+            &[had("b", 1_000), had("c", 40)],
+        ),
+        (
+            &[("a", 1_000), ("b", 500), ("c", 40)],
+            &[had("a", 1_000), had("c", 40)],
+        ),
+        // One that is told again keeps what it had.
+        (&[("a", 1_000), ("b", 40), ("a", 50)], &[had("a", 1_000)]),
+        (
+            &[("a", 1_000), ("b", 60), ("b", 50)],
+            &[had("a", 1_000), had("b", 60)],
+        ),
+        (&[("a", 1_000), ("b", 60), ("b", 2_000)], &[had("b", 2_000)]),
+    ] {
+        for (text, ttl_s) in told {
+            tell(&mut learnt, text, *ttl_s);
+        }
+        let (vm, names) = (VmId::new(1), left.len());
+        assert_eq!(learnt.count(vm), 1, "{told:?}");
+        assert_eq!((learnt.names(vm), learnt.total()), (names, names));
+        assert_eq!(learnt.vms[&vm].weight, names);
+        assert_eq!(forgotten(&mut learnt), left, "{told:?}");
+        assert_eq!(learnt.total(), 0);
+        // What a successor knows in the end is nothing; each name was opened and ended.
+        let mut known = Vec::new();
+        for change in learnt.take_changes() {
+            match change {
+                Change::Opened(_, _, name, _) if !known.contains(&name) => known.push(name),
+                Change::Opened(..) => {}
+                Change::Ended(_, _, name) => {
+                    assert!(known.contains(&name), "{told:?}: {name:?}");
+                    known.retain(|other| *other != name);
+                }
+            }
+        }
+        assert!(known.is_empty(), "{told:?}: {known:?}");
+    }
+}
+
 #[test]
 fn what_is_full_refuses_the_new_and_makes_room_only_by_time() {
     let mut learnt = Learnt::default();

@@ -16,7 +16,7 @@
 //! | a name that a browser asks for to learn whether it may use such a resolver | no such name |
 //! | any, where the policy has no resolvers | REFUSED, whatever the rules |
 //! | TXT, NULL, ANY, and types that are not in common use, with `--default deny` | REFUSED, unless the policy lists them |
-//! | more new names beneath a wildcard than a VM may ask for ([`slipgate_policy::Asker`]) | REFUSED |
+//! | more than a VM may say by new names beneath a wildcard, or by the choice of known ones ([`slipgate_policy::Asker`]) | REFUSED |
 //! | an answer that leads to such a name | REFUSED |
 //! | an answer about an allowed name with a protected address | REFUSED ("rebinding") |
 //! | an answer for which the VM has no room | REFUSED; live openings stay |

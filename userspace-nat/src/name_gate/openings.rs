@@ -12,9 +12,9 @@ use crate::{
 use slipgate_policy::Name;
 
 impl Judge {
-    /// Returns the number of addresses open by name to a VM, and to all VMs.
+    /// Returns the number of names by which addresses are open to a VM, and to all VMs.
     pub fn open_by_name(&self, vm: VmId) -> (usize, usize) {
-        (self.learnt.count(vm), self.learnt.total())
+        (self.learnt.names(vm), self.learnt.total())
     }
 
     /// Ends the openings that have expired.

@@ -81,8 +81,8 @@ impl Judge {
         Ok(())
     }
 
-    /// Checks a name that would be looked up upstream: whether it is new to the VM, and exceeds the
-    /// limit of new names beneath wildcards.
+    /// Checks a question that would be sent to a resolver: whether it says more than the VM may by
+    /// new names beneath wildcards, or by its choice among questions asked before.
     ///
     /// # Errors
     /// The refusal that the guest receives.
@@ -92,20 +92,21 @@ impl Judge {
         key: Key<'_>,
         now_ns: u64,
     ) -> Result<(), ExtendedError> {
-        let Some(octets) = self.policy(vm).octets_beneath(key.name()) else {
+        let Some(chosen) = self.policy(vm).chosen(key.name()) else {
             return Ok(());
         };
         let may = self.policy(vm).settings().dns.new_names;
         let asker = self.askers.entry(vm);
         let asker = asker.or_insert_with(|| Asker::new(may, now_ns));
         asker.set(may);
-        if asker.asks(&self.hasher, key.question(), octets, now_ns) {
+        let Err(exceeded) = asker.asks(&self.hasher, key.question(), chosen, now_ns) else {
             return Ok(());
-        }
+        };
         self.count(vm).new_names += 1;
         let text = format!(
-            "refused: more than {} octets of new names beneath wildcards a minute",
-            may.octets_per_minute
+            "refused: more than {} octets a minute by {}",
+            may.octets_per_minute,
+            exceeded.describe()
         );
         Err(ExtendedError::prohibited(text))
     }

@@ -218,6 +218,34 @@ fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_told_apart() {
 }
 
 #[test]
+fn an_address_is_open_for_the_time_of_the_names_that_are_still_admitted() {
+    let names = ["long.test", "short.test"];
+    let tells = |by: &mut ByRules| {
+        for (name, ttl_s) in names.into_iter().zip([1_000, 60]) {
+            told(by, name, &[a(name, ttl_s, ADDRESS)]);
+        }
+    };
+    let open_at = |by: &ByRules, second: u64| {
+        let judge = by.0.borrow();
+        let verdict = judge.decide(VM, to(443), second * SECOND_NS);
+        verdict.decision.is_allowed()
+    };
+    for (denied, until_s) in [("deny long.test", 60), ("deny short.test", 1_000)] {
+        let mut by = judge(Action::Deny, &["allow *.test"]);
+        tells(&mut by);
+        assert!(open_at(&by, 999));
+        reload(&by, Action::Deny, &[denied, "allow *.test"]);
+        let lasts = |second| open_at(&by, second);
+        assert!(lasts(until_s - 2) && !lasts(until_s), "{denied}");
+    }
+    // Under rules by which both are let in, nothing is shorter.
+    let mut by = judge(Action::Deny, &["allow *.test"]);
+    tells(&mut by);
+    reload(&by, Action::Deny, &["allow *.test:443"]);
+    assert!(open_at(&by, 998));
+}
+
+#[test]
 fn each_vm_has_what_its_policy_says() {
     let mut by = judge(Action::Deny, &["allow a.test"]);
     told(&mut by, "a.test", &[a("a.test", 60, ADDRESS)]);

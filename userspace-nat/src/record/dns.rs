@@ -26,9 +26,9 @@ pub struct Question {
     pub vm: VmId,
     /// Resolver address that the guest asked; `None` when it asked over TCP.
     pub server: Option<IpAddr>,
-    /// Name that was asked for, in lower case, without the final dot.
+    /// Name that was asked for, in lower case, without the final dot; empty if it can't be read.
     pub name: String,
-    /// Record type that was asked for.
+    /// Record type that was asked for; 0 if it can't be read.
     pub qtype: u16,
     /// Source of the answer.
     pub source: Source,
@@ -63,7 +63,8 @@ pub enum Source {
     Cache,
     /// The upstream resolver of this address.
     Upstream(SocketAddr),
-    /// The engine's own SERVFAIL: no resolver answered, or there was no room for the question.
+    /// The engine's own SERVFAIL, because no resolver answered or there was no room for the
+    /// question, or its answer to a message that is not accepted as a query.
     Nobody,
 }
 

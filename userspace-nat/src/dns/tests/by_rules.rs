@@ -1,16 +1,19 @@
 //! The proxy under rules by name, from the question to what is open.
 use super::{
     hickory::*,
-    rig::{Rig, Upstream, first_address},
+    rig::{Rig, Upstream, as_guest, first_address},
 };
 use crate::{
     clock::SECOND_NS,
     dns::{Limits, Origin, Proxy, Resolvers},
     name_gate::{ByRules, Judge, SharedJudge},
+    record::Source,
     test_vm,
 };
 use slipgate_abi::VmId;
-use slipgate_policy::{Action, Destination, DnsSettings, Policy, PolicySet, Rule, Settings};
+use slipgate_policy::{
+    Action, Destination, DnsSettings, NewNames, Policy, PolicySet, Rule, Settings,
+};
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 
@@ -154,6 +157,111 @@ fn new_names_beyond_the_bound_do_not_reach_a_resolver() {
     assert!((450..520).contains(&sent), "{sent}");
     assert!(upstream.is_idle());
     assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 1_000 - sent);
+}
+
+#[test]
+fn questions_asked_before_are_sent_again_as_often_as_their_choice_may_say_something() {
+    let upstream = Upstream::new();
+    let rules = vec![
+        Rule::parse(Action::Allow, "*.ok.test:443").unwrap(),
+        Rule::parse(Action::Allow, "fixed.test:443").unwrap(),
+    ];
+    let new_names = NewNames {
+        octets_per_minute: 30,
+        burst_octets: 60,
+    };
+    let dns = DnsSettings {
+        new_names,
+        ..Default::default()
+    };
+    let settings = Settings {
+        dns,
+        ..Default::default()
+    };
+    let judge = Judge::shared(Policy::new(Action::Deny, rules).with(settings));
+    let mut rig = Rig::new(&[]);
+    let policy = Box::new(ByRules(judge.clone()));
+    rig.proxy = Proxy::new(&[upstream.address], Limits::default(), policy);
+    let sends = |rig: &mut Rig, name: &str| {
+        rig.ask(4000, &ask(1, name, RecordType::A)).unwrap();
+        match rig.reply() {
+            Some((_, refused)) => {
+                assert_eq!(refused.metadata.response_code, ResponseCode::Refused);
+                false
+            }
+            None => {
+                // To be asked again at once.
+                upstream.answer(0, ADDRESS);
+                rig.settle_fast();
+                rig.told();
+                true
+            }
+        }
+    };
+    let names: Vec<String> = ["a", "b", "c"]
+        .map(|name| format!("{name}.ok.test."))
+        .into();
+    for name in &names {
+        assert!(sends(&mut rig, name));
+    }
+    // One that a rule gives costs its type, and from then on is one of four.
+    assert!(sends(&mut rig, "fixed.test."));
+    let again = |i: usize| names.get(i % 4).map_or("fixed.test.", String::as_str);
+    let times = (0..1_000)
+        .take_while(|i| sends(&mut rig, again(*i)))
+        .count();
+    assert_eq!(times, (60 * 8 - 16) / 2);
+    assert!(!sends(&mut rig, "fixed.test."));
+    assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 2);
+    // New names have a bucket of their own.
+    assert!(sends(&mut rig, "d.ok.test."));
+    rig.pass(60 * SECOND_NS);
+    assert!(sends(&mut rig, "a.ok.test."));
+}
+
+#[test]
+fn what_is_no_query_counts_against_the_rate_and_is_recorded() {
+    let upstream = Upstream::new();
+    let (mut rig, judge) = rig(&upstream);
+    rig.vm.dns_per_second = 3;
+    rig.proxy.keep_records(true);
+    let transfer = ask(1, "Evil.test.", RecordType::AXFR).to_vec().unwrap();
+    let update = [0, 2, 0x28, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 1];
+    let empty = [0; 12];
+    let messages = [&transfer[..], &update, &empty, &empty, &transfer];
+    for message in messages {
+        let vm = rig.vm.clone();
+        let origin = Origin::Tcp { connection: 1 };
+        rig.proxy
+            .query(as_guest(&vm), origin, message, &rig.poller, rig.now_ns)
+            .unwrap();
+    }
+    let mut codes = Vec::new();
+    while let Some((_, reply)) = rig.reply() {
+        codes.push(reply.metadata.response_code);
+    }
+    use ResponseCode::{FormErr, NotImp, Refused};
+    assert_eq!(codes, [NotImp, NotImp, FormErr, Refused, Refused]);
+    rig.ask(4000, &ask(1, "a.ok.test.", RecordType::A)).unwrap();
+    assert_eq!(rig.told().metadata.response_code, Refused);
+    assert!(upstream.is_idle());
+    assert_eq!(judge.borrow().counts(VmId::new(1)).over_rate, 3);
+    assert_eq!(rig.counted(), (6, 0, 0));
+    let records: Vec<_> = std::iter::from_fn(|| rig.proxy.next_record()).collect();
+    let over = Some("refused: more than 3 questions a second");
+    let expected = [
+        ("evil.test", 252, 4, None, Source::Nobody),
+        ("", 0, 4, None, Source::Nobody),
+        ("", 0, 1, None, Source::Nobody),
+        ("", 0, 5, over, Source::Policy),
+        ("evil.test", 252, 5, over, Source::Policy),
+        ("a.ok.test", 1, 5, over, Source::Policy),
+    ];
+    let seen = records.iter().map(|r| {
+        let refused = r.refused.as_deref();
+        (&*r.name, r.qtype, r.rcode, refused, r.source)
+    });
+    assert_eq!(seen.collect::<Vec<_>>(), expected);
 }
 
 #[test]
