@@ -8,7 +8,7 @@
 //! Which of the questions that were asked before is asked again, and in which order, says something
 //! too, wherever the answer may not be cached (TTL 0). Such a question conveys no more bits than it
 //! takes to number the questions asked before. So it costs these, of a second bucket with the same
-//! limit: a guest that asks for the same few names often is not held up, and new names take nothing
+//! limit, 64 octets at least: a guest that asks for the same few names often is not held up, and new names take nothing
 //! from known ones nor the other way round. Where no other names may be asked for, those that rules
 //! give themselves cost the same, and their type when it is new.
 //!
@@ -28,6 +28,9 @@ use crate::{Name, NewNames, Policy};
 const TYPE_OCTETS: u32 = 2;
 /// Length of a period, ns.
 const PERIOD_NS: u64 = 600 * SECOND_NS;
+/// Least rate per minute, and least burst, of the bucket for known questions: a policy that lets a guest
+/// invent no names is no reason to refuse it those that rules give. That is 32 first questions.
+const LEAST_OCTETS: u32 = 64;
 /// Maximum number of questions remembered per period.
 const MOST_NAMES: usize = 4_096;
 
@@ -125,12 +128,13 @@ impl Asker {
         if !bucket.take_many(cost, now_ns) {
             return Err(exceeded);
         }
+        self.previous.remove(&hash);
         self.current.insert(hash);
         Ok(())
     }
 
-    /// Returns the bits that it takes to number the known questions. One that is in both sets
-    /// counts twice. A single one has its time to tell something by.
+    /// Returns the bits that it takes to number the known questions. A single one has its time to tell
+    /// something by.
     fn bits(&self) -> u32 {
         let known = self.current.len() + self.previous.len();
         (usize::BITS - known.saturating_sub(1).leading_zeros()).max(1)
@@ -181,7 +185,7 @@ impl RecordedAsker {
 /// Full buckets: of octets of new names, and of bits.
 fn full(limit: NewNames) -> (TokenBucket, TokenBucket) {
     let (rate, burst) = (limit.octets_per_minute, limit.burst_octets);
-    let bits = |octets: u32| octets.saturating_mul(8);
+    let bits = |octets: u32| octets.max(LEAST_OCTETS).saturating_mul(8);
     (
         TokenBucket::per_minute(rate, burst),
         TokenBucket::per_minute(bits(rate), bits(burst)),

@@ -90,6 +90,35 @@ fn names_that_rules_give_cost_their_type_and_then_the_choice() {
 }
 
 #[test]
+fn a_policy_without_invented_names_still_sends_those_that_rules_give() {
+    let least = NewNames {
+        octets_per_minute: 1,
+        burst_octets: 1,
+    };
+    let (hasher, mut asker) = (RandomState::new(), Asker::new(least, 0));
+    assert_eq!(
+        asker.asks(&hasher, b"invented", Chosen::Beneath(1), 0),
+        Err(Exceeded::NewNames)
+    );
+    for second in 0..1_000_u64 {
+        let name = (second % 20).to_be_bytes();
+        let asked = asker.asks(&hasher, &name, Chosen::Listed, second * SECOND_NS);
+        assert_eq!(asked, Ok(()), "after {second} s");
+    }
+}
+
+#[test]
+fn a_question_of_two_periods_is_counted_once() {
+    let (hasher, mut asker) = (RandomState::new(), Asker::new(NewNames::default(), 0));
+    for at_ns in [0, PERIOD_NS] {
+        for i in 0..16_u32 {
+            let _ = asker.asks(&hasher, &i.to_be_bytes(), Chosen::Listed, at_ns);
+        }
+        assert_eq!(asker.bits(), 4);
+    }
+}
+
+#[test]
 fn what_is_remembered_is_bounded() {
     let (hasher, mut asker) = (RandomState::new(), Asker::new(NewNames::default(), 0));
     for i in 0..100_000_u32 {

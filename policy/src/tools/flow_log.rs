@@ -225,7 +225,10 @@ impl Reader {
                     kind: line.kind.unwrap_or_default(),
                     chain: line.chain.iter().map(|name| lower(name)).collect(),
                     at_ns: line.time.as_deref().and_then(time_ns),
-                    from_cache: source == Some("cache"),
+                    // An empty answer to AAAA, where the host has no IPv6, is the engine's own.
+                    from_cache: source == Some("cache")
+                        || source == Some("policy")
+                            && matches!(line.rcode.as_deref(), Some("NOERROR" | "NXDOMAIN")),
                 })
             }
             Some("lost") => {

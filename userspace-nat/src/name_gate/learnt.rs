@@ -95,6 +95,16 @@ impl Opening {
         longer.map_or(self.name_ns, |(_, expires_ns)| *expires_ns)
     }
 
+    /// Returns a name that opens the address at this time: the one last asked for, as long as its own
+    /// time lasts.
+    fn living(&self, now_ns: u64) -> Option<&Rc<LearntName>> {
+        let itself = (self.name_ns > now_ns).then_some(&self.name);
+        itself.or_else(|| {
+            let (name, expires_ns) = self.longer.as_ref()?;
+            (*expires_ns > now_ns).then_some(name)
+        })
+    }
+
     /// Returns its names, each with its own time: the one last asked for at the end.
     fn names(self) -> impl Iterator<Item = (Rc<LearntName>, u64)> {
         self.longer.into_iter().chain([(self.name, self.name_ns)])
@@ -244,15 +254,10 @@ impl Learnt {
         now_ns: u64,
     ) -> impl Iterator<Item = &Rc<LearntName>> {
         let openings = self.at(vm, address).map(AtAddress::by_rules);
-        let living = move |alike: &'_ [Opening]| -> Option<usize> {
-            alike
-                .iter()
-                .position(|opening| opening.expires_ns() > now_ns)
-        };
         openings
             .into_iter()
             .flatten()
-            .filter_map(move |alike| Some(&alike[living(alike)?].name))
+            .filter_map(move |alike| alike.iter().find_map(|opening| opening.living(now_ns)))
     }
 
     /// Returns the live opening of an address by this very name, if there is one.
@@ -266,8 +271,8 @@ impl Learnt {
         let mut openings = self.at(vm, address)?.by_rules();
         openings.find_map(|alike| {
             let at = alike.binary_search_by(|opening| (*opening.name.name).cmp(name));
-            let found = &alike[at.ok()?];
-            (found.expires_ns() > now_ns).then_some(&found.name)
+            let living = alike[at.ok()?].living(now_ns)?;
+            (*living.name == *name).then_some(living)
         })
     }
 

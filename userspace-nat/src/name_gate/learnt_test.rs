@@ -54,6 +54,26 @@ fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
     );
 }
 
+/// A flow that begins then is judged, at a reload, by a name that had the address open.
+#[test]
+fn a_name_whose_own_time_is_over_does_not_stand_for_one_that_lasts() {
+    let (vm, mut learnt) = (VmId::new(1), Learnt::default());
+    for (text, ttl_s) in [("a", 1_000), ("b", 40)] {
+        learnt
+            .open(vm, &name(text, &[0]), &[(at(0), ttl_s)], equal, LASTING, 0)
+            .unwrap();
+    }
+    let by_name = |name: &str, at_s: u64| {
+        let found = learnt.by_name(vm, at(0), name, at_s * SECOND_NS);
+        found.is_some()
+    };
+    assert_eq!(names(&learnt, vm, at(0), 39 * SECOND_NS), ["b"]);
+    assert!(by_name("b", 39));
+    assert_eq!(names(&learnt, vm, at(0), 41 * SECOND_NS), ["a"]);
+    assert!(!by_name("b", 41));
+    assert_eq!(names(&learnt, vm, at(0), 1_001 * SECOND_NS), [""; 0]);
+}
+
 #[test]
 fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     let mut learnt = Learnt::default();
@@ -79,8 +99,8 @@ fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
         .unwrap();
     assert_eq!(
         names(&learnt, VmId::new(1), at(0), 999 * SECOND_NS),
-        ["b"],
-        "the last name asked for"
+        ["a"],
+        "the one that still lasts"
     );
     assert_eq!(learnt.count(VmId::new(1)), 1);
     learnt

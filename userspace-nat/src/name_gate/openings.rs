@@ -1,5 +1,5 @@
 //! Openings: their expiry, and their transfer to other rules and to a successor.
-use std::net::IpAddr;
+use std::{cmp::Reverse, net::IpAddr};
 
 use slipgate_abi::VmId;
 
@@ -64,7 +64,10 @@ impl Judge {
     /// Judges the openings of these VMs by the present rules, after their policies changed.
     pub(super) fn rejudge(&mut self, vms: impl Iterator<Item = VmId>, now_ns: u64) {
         for vm in vms {
-            for (addr, name, expires_ns) in self.learnt.forget(vm) {
+            let mut had = self.learnt.forget(vm);
+            // The longest first, as they were told: a later one that lasts longer displaces it.
+            had.sort_by_key(|(.., expires_ns)| Reverse(*expires_ns));
+            for (addr, name, expires_ns) in had {
                 self.reopen(vm, addr, &name.chain, expires_ns, now_ns);
             }
         }

@@ -6,7 +6,7 @@
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
 //! ([`Reserve`]).
-use std::{collections::HashMap, net::IpAddr, rc::Rc};
+use std::{cmp::Reverse, collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{
     Protocol, Refusal, RuleIndex, SlotIndex, SlotRef, VmId, maps::MAX_NAMES, names::MAX_NAME_LEN,
@@ -179,7 +179,10 @@ impl Rules {
     /// Returns how many addresses are open.
     pub(crate) fn reopen(&self, map: &mut impl NameMap, vms: usize, now_ns: u64) -> usize {
         let mut open = 0;
-        for remembered in map.remembered_names() {
+        let mut all = map.remembered_names();
+        // The longest first: of names with the same effect a later one that lasts longer displaces it.
+        all.sort_by_key(|remembered| Reverse(remembered.expires_ns));
+        for remembered in all {
             let RememberedName {
                 vm,
                 addr,

@@ -167,8 +167,8 @@ fn questions_asked_before_are_sent_again_as_often_as_their_choice_may_say_someth
         Rule::parse(Action::Allow, "fixed.test:443").unwrap(),
     ];
     let new_names = NewNames {
-        octets_per_minute: 30,
-        burst_octets: 60,
+        octets_per_minute: 64,
+        burst_octets: 64,
     };
     let dns = DnsSettings {
         new_names,
@@ -210,7 +210,7 @@ fn questions_asked_before_are_sent_again_as_often_as_their_choice_may_say_someth
     let times = (0..1_000)
         .take_while(|i| sends(&mut rig, again(*i)))
         .count();
-    assert_eq!(times, (60 * 8 - 16) / 2);
+    assert_eq!(times, (64 * 8 - 16) / 2);
     assert!(!sends(&mut rig, "fixed.test."));
     assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 2);
     // New names have a bucket of their own.
