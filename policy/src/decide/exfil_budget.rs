@@ -60,6 +60,14 @@ impl Exceeded {
             Self::Repeated => "questions asked before",
         }
     }
+
+    /// Returns the rate in force, octets per minute, where a policy has this limit.
+    pub fn octets_per_minute(self, limit: NewNames) -> u32 {
+        match self {
+            Self::NewNames => limit.octets_per_minute,
+            Self::Repeated => limit.octets_per_minute.max(LEAST_OCTETS),
+        }
+    }
 }
 
 /// State of one VM: its buckets, and its recent questions.

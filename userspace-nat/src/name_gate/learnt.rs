@@ -105,6 +105,13 @@ impl Opening {
         })
     }
 
+    /// Whether a name of this text opens the address at this time, of those that it has.
+    fn is_by(&self, name: &str, now_ns: u64) -> bool {
+        let longer = self.longer.iter().map(|(longer, ns)| (longer, *ns));
+        let mut names = longer.chain([(&self.name, self.name_ns)]);
+        names.any(|(one, expires_ns)| *one.name == *name && expires_ns > now_ns)
+    }
+
     /// Returns its names, each with its own time: the one last asked for at the end.
     fn names(self) -> impl Iterator<Item = (Rc<LearntName>, u64)> {
         self.longer.into_iter().chain([(self.name, self.name_ns)])
@@ -283,10 +290,11 @@ impl Learnt {
     /// Returns the addresses that a name has open to a VM, ascending. Examines all of the VM's.
     pub(super) fn addresses(&self, vm: VmId, name: &str, now_ns: u64) -> Vec<IpAddr> {
         let of_vm = self.vms.get(&vm);
-        let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
+        let all = of_vm.into_iter().flat_map(|of_vm| &of_vm.by_address);
+        let has = |opening: &Opening| opening.is_by(name, now_ns);
         let mut found: Vec<_> = all
-            .filter(|address| self.by_name(vm, **address, name, now_ns).is_some())
-            .copied()
+            .filter(|(_, openings)| openings.0.iter().any(has))
+            .map(|(address, _)| *address)
             .collect();
         found.sort_unstable();
         found

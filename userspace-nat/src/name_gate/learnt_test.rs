@@ -67,6 +67,9 @@ fn a_name_whose_own_time_is_over_does_not_stand_for_one_that_lasts() {
         let found = learnt.by_name(vm, at(0), name, at_s * SECOND_NS);
         found.is_some()
     };
+    let is_open = |name: &str, at_s: u64| !learnt.addresses(vm, name, at_s * SECOND_NS).is_empty();
+    assert_eq!((is_open("a", 39), is_open("b", 39)), (true, true));
+    assert_eq!((is_open("a", 41), is_open("b", 41)), (true, false));
     assert_eq!(names(&learnt, vm, at(0), 39 * SECOND_NS), ["b"]);
     assert!(by_name("b", 39));
     assert_eq!(names(&learnt, vm, at(0), 41 * SECOND_NS), ["a"]);

@@ -105,7 +105,7 @@ impl Judge {
         self.count(vm).new_names += 1;
         let text = format!(
             "refused: more than {} octets a minute by {}",
-            may.octets_per_minute,
+            exceeded.octets_per_minute(may),
             exceeded.describe()
         );
         Err(ExtendedError::prohibited(text))
