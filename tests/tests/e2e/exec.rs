@@ -332,8 +332,7 @@ fn what_exec_has_not_is_refused_by_its_flag() {
     assert!(refused(&["--bpf-log", "--", "true"]).contains("no part in the kernel"));
 }
 
-/// Some start programs with SIGCHLD ignored, and so the command has it. The kernel keeps no status of its
-/// children then.
+/// Some start programs with SIGCHLD ignored. The kernel keeps no status of such a program's children.
 #[test]
 fn exec_knows_how_its_command_ended_whatever_signals_its_parent_ignores() {
     require_root_and_tun!();
@@ -357,11 +356,19 @@ fn exec_knows_how_its_command_ended_whatever_signals_its_parent_ignores() {
 fn a_command_that_goes_on_after_a_signal_for_a_dump_keeps_its_network() {
     require_root_and_tun!();
     let place = Place::new();
+    let net = &place.world.net;
+    let echo = TcpServer::start(net, (SERVER_2, ECHO), TcpService::Echo).unwrap();
     let ends = |words: &str| {
-        let exec = place.slipgate(&["exec", "--", "sh", "-c", words]);
+        let mut exec = place.slipgate(&["exec", "--", "bash", "-c", words]);
+        exec.process_group(0);
         let status = place.world.host.spawn(exec).unwrap().wait().unwrap();
         status.code()
     };
-    assert_eq!(ends("kill -QUIT $PPID; sleep 0.2; exit 7"), Some(7));
+    let goes_on = format!(
+        "trap '' QUIT; kill -QUIT 0; sleep 0.3; exec 3<>/dev/tcp/{SERVER_2}/{ECHO}; echo on >&3; \
+         read -t 5 -u 3 word; [ \"$word\" = on ] && exit {STATUS}"
+    );
+    assert_eq!(ends(&goes_on), Some(STATUS));
+    assert_eq!(echo.accepted(), 1);
     assert_eq!(ends("kill -QUIT $$"), Some(128 + Signal::SIGQUIT as i32));
 }

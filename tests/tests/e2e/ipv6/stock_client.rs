@@ -13,12 +13,11 @@ use crate::{Stand, WAIT, eventually};
 
 /// Begins a command in files of its own: what it writes into `/run`, where its state is, and the
 /// resolvers of the C library. What the machine's own services have in `/run` is out of reach.
-/// Where `/etc/resolv.conf` leads into `/run`, the file is there.
+/// Where `/etc/resolv.conf` leads into `/run`, the file is made there; elsewhere it must be there.
 const IN_OWN_FILES: &str = r#"set -e
 mount --bind "$1/run" /run
 resolv=$(readlink -m /etc/resolv.conf)
-mkdir -p "${resolv%/*}"
-[ -e "$resolv" ] || : > "$resolv"
+case $resolv in /run/*) mkdir -p "${resolv%/*}"; [ -e "$resolv" ] || : > "$resolv" ;; esac
 mount --bind "$1/resolv.conf" "$resolv"
 if [ -d /var/lib/dhcpcd ]; then mount --bind "$1/state" /var/lib/dhcpcd; fi
 shift
