@@ -361,6 +361,14 @@ fn a_command_that_goes_on_after_a_signal_for_a_dump_keeps_its_network() {
     let ends = |shell: &str, words: &str| {
         let mut exec = place.slipgate(&["exec", "--", shell, "-c", words]);
         exec.process_group(0);
+        // A shell has what it starts in the background ignore it.
+        // SAFETY: between fork and exec only this call is made, which is async-signal-safe.
+        unsafe {
+            exec.pre_exec(|| {
+                signal(Signal::SIGQUIT, SigHandler::SigDfl)?;
+                Ok(())
+            });
+        }
         let status = place.world.host.spawn(exec).unwrap().wait().unwrap();
         status.code()
     };
