@@ -333,8 +333,14 @@ fn stop_within(signals: &SignalFd, time: Duration) -> anyhow::Result<Option<Sign
         Ok(_) | Err(nix::Error::EINTR) => {}
         Err(e) => return Err(e).context("waiting for signals"),
     }
-    let signal = signals.read_signal()?;
-    let signal = signal.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok());
+    signal_to_stop(signals)
+}
+
+/// Returns a signal that has come and asks to stop.
+fn signal_to_stop(signals: &SignalFd) -> anyhow::Result<Option<Signal>> {
+    let info = signals.read_signal()?;
+    let signal =
+        info.map(|info| Signal::try_from(info.ssi_signo as i32).unwrap_or(Signal::SIGTERM));
     // The policy and the flow log are the daemon's.
     Ok(signal.filter(|signal| *signal != Signal::SIGHUP))
 }
@@ -388,9 +394,7 @@ fn asks_to_stop(signals: &SignalFd, vms: &[JoinedVm]) -> anyhow::Result<bool> {
         Ok(_) | Err(nix::Error::EINTR) => {}
         Err(e) => return Err(e).context("waiting for something to do"),
     }
-    let signal = signals.read_signal()?;
-    // The policy and the flow log are the daemon's.
-    Ok(signal.is_some_and(|info| info.ssi_signo != Signal::SIGHUP as u32))
+    Ok(signal_to_stop(signals)?.is_some())
 }
 
 #[cfg(test)]

@@ -37,7 +37,8 @@ use crate::{
     serve::{Broker, End, signals},
     start::{self, Inputs},
     vm::{
-        BegunVmm, ENDED_WITHIN, EndingFlows, How, Images, Inherits, Report, ReportFile, Vm, micros,
+        BegunVmm, ENDED_WITHIN, EndingFlows, How, Images, Inherits, Report, ReportFile,
+        StoppedEarly, Vm, micros,
     },
 };
 
@@ -331,7 +332,7 @@ fn join(
     vm.stages.served_us = micros(asked.elapsed());
     // At once: a machine that is still being made ends with `vm`.
     let joined = match joined {
-        Err(e) if e.is::<crate::vm::StoppedEarly>() => return Err(e),
+        Err(e) if e.is::<StoppedEarly>() => return Err(e),
         joined => joined,
     };
     if joined.is_ok() {

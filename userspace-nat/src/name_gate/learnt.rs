@@ -98,34 +98,36 @@ impl Opening {
     /// Returns a name that opens the address at this time: the one last asked for, as long as its own
     /// time lasts.
     fn living(&self, now_ns: u64) -> Option<&Rc<LearntName>> {
-        let itself = (self.name_ns > now_ns).then_some(&self.name);
-        itself.or_else(|| {
-            let (name, expires_ns) = self.longer.as_ref()?;
-            (*expires_ns > now_ns).then_some(name)
-        })
+        let mut names = self.each();
+        let living = names.find(|(_, expires_ns)| *expires_ns > now_ns);
+        living.map(|(name, _)| name)
     }
 
     /// Whether a name of this text opens the address at this time, of those that it has.
     fn is_by(&self, name: &str, now_ns: u64) -> bool {
-        let longer = self.longer.iter().map(|(longer, ns)| (longer, *ns));
-        let mut names = longer.chain([(&self.name, self.name_ns)]);
-        names.any(|(one, expires_ns)| *one.name == *name && expires_ns > now_ns)
+        self.each()
+            .any(|(one, expires_ns)| *one.name == *name && expires_ns > now_ns)
     }
 
-    /// Returns its names, each with its own time: the one last asked for at the end.
+    /// Returns its names, each with its own time: the one last asked for, then the one that lasts longer.
+    fn each(&self) -> impl Iterator<Item = (&Rc<LearntName>, u64)> {
+        let longer = self.longer.iter().map(|(name, until_ns)| (name, *until_ns));
+        [(&self.name, self.name_ns)].into_iter().chain(longer)
+    }
+
+    /// Returns the same, the one last asked for at the end.
     fn names(self) -> impl Iterator<Item = (Rc<LearntName>, u64)> {
         self.longer.into_iter().chain([(self.name, self.name_ns)])
     }
 
     /// Returns how many openings it counts as.
     fn weight(&self) -> usize {
-        let longer = self.longer.as_ref();
-        self.name.weight() + longer.map_or(0, |(name, _)| name.weight())
+        self.each().map(|(name, _)| name.weight()).sum()
     }
 
     /// Returns how many names it has.
     fn count(&self) -> usize {
-        1 + usize::from(self.longer.is_some())
+        self.each().count()
     }
 
     /// Returns the opening by `name` until `until_ns` that takes the place of this one, and the
