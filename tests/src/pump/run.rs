@@ -99,10 +99,6 @@ impl Run {
 
     fn move_batch(&mut self, direction: Direction, queue: &TapQueue) {
         let shared = self.shared.clone();
-        let mut hooks = shared
-            .hooked
-            .load(Ordering::SeqCst)
-            .then(|| locked(&shared.hooks));
         let mut flows = shared.count.then(|| locked(&shared.flows));
         let now = Instant::now();
         for _ in 0..BATCH {
@@ -118,9 +114,11 @@ impl Run {
                 continue;
             };
             let vnet = VnetHdr::parse(&self.buffer[..header]).unwrap_or_default();
-            let fate = hooks
-                .as_mut()
-                .map_or(Fate::Pass, |hooks| hooks.see(direction, &vnet, bytes));
+            // Asked for each frame: who subscribes during a batch is to see the rest of it.
+            let fate = match shared.hooked.load(Ordering::SeqCst) {
+                true => locked(&shared.hooks).see(direction, &vnet, bytes),
+                false => Fate::Pass,
+            };
             if let Some(flows) = &mut flows {
                 let packet = match self.sides.ethernet {
                     true => Packet::of_ethernet(bytes),
