@@ -73,6 +73,7 @@ pub mod dhcpv6;
 pub mod dns_wire;
 pub mod error;
 pub mod ethtool;
+pub mod flow_log;
 mod followed;
 pub mod frame;
 mod guest;

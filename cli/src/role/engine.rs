@@ -99,6 +99,10 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         recorded = record::recorded_ids(&mut file).context(
             "--flow-log: reading the file's end; give a file that can be read and appended to",
         )?;
+        if let Err(e) = record::end_torn_line(&mut file) {
+            // A full disk, for one. Records that can't be written are counted later.
+            tracing::warn!("--flow-log: the end of a torn line can't be written: {e}");
+        }
         writer.set_file(Box::new(file));
         log_output = Some(writer.into());
     }

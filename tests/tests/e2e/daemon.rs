@@ -12,7 +12,7 @@ use slipgate_testbed::{
         icmp, tcp,
         tcp::{ConnectOutcome, EchoSession},
     },
-    require_root_and_tun,
+    flow_log, require_root_and_tun,
     servers::{TcpServer, TcpService},
     world::{SERVER, SERVER_2, UPLINK},
 };
@@ -90,14 +90,19 @@ impl Stand {
 
     /// Ends of flows in the flow log, by VM.
     pub(crate) fn ends(&self) -> Vec<(String, String)> {
-        let text = fs::read_to_string(self.scratch.path().join("flows.jsonl")).unwrap();
-        let lines = text
-            .lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let ends = lines.filter(|line| line["event"] == "flow_end");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        ends.map(|end| (text(&end["vm"]), text(&end["end"])))
+        self.records("flow_end")
+            .iter()
+            .map(|end| (text(&end["vm"]), text(&end["end"])))
             .collect()
+    }
+
+    /// Records of this event in the flow log.
+    fn records(&self, event: &str) -> Vec<Value> {
+        let log = self.scratch.path().join("flows.jsonl");
+        let mut records = flow_log::records(&log).unwrap();
+        records.retain(|record| record["event"] == event);
+        records
     }
 }
 
@@ -234,11 +239,7 @@ fn labels_are_in_records_and_in_flows_and_where_told_in_metrics() {
     drop(stream);
     stand.vm(&["rm", "a"]);
     let line = eventually("the flow's record", || {
-        let log = fs::read_to_string(stand.scratch.path().join("flows.jsonl")).unwrap();
-        let lines = log
-            .lines()
-            .map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines.into_iter().find(|line| line["event"] == "flow_end")
+        stand.records("flow_end").into_iter().next()
     });
     assert_eq!(line["labels"]["tenant"], "y", "{line}");
     for bad in ["x-=1", "a b=1", "a=b c", "a/b/c=1", "=1"] {

@@ -14,7 +14,7 @@ use slipgate_testbed::{
         tcp::{ConnectOutcome, EchoSession},
     },
     dns_wire::Record,
-    left_out, require_root_and_tun,
+    flow_log, left_out, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     world::{SERVER, UPLINK},
 };
@@ -186,13 +186,10 @@ fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all(cell: Cell) 
     let kind = ended.map_err(|error| error.kind());
     assert_eq!(kind, Err(ErrorKind::ConnectionReset));
     eventually("its record", || {
-        let log = std::fs::read_to_string(&log).unwrap();
-        let records = log.lines().map(serde_json::from_str::<Value>);
-        let mut records = records.filter_map(Result::ok);
+        let records = flow_log::records(log.as_ref()).unwrap();
         let is_its = |record: &Value| record.to_string().contains(&local);
-        records
-            .any(|record| is_its(&record) && record["end"] == "uplink")
-            .then_some(())
+        let ended = |record: &Value| is_its(record) && record["end"] == "uplink";
+        records.iter().any(ended).then_some(())
     });
     assert_eq!(source(&guest, &echo), cell.host());
 }
@@ -204,10 +201,10 @@ const FLOW_LOG: &str = "flows.jsonl";
 fn recorded_end(log: &Path, stream: &TcpStream) -> String {
     let guest = stream.local_addr().unwrap().to_string();
     eventually("its record", || {
-        let log = std::fs::read_to_string(log).unwrap();
-        let records = log.lines().map(serde_json::from_str::<Value>);
-        let mut ends = records.filter_map(Result::ok);
-        let end = ends.find(|it| it["event"] == "flow_end" && it["guest"] == guest.as_str())?;
+        let records = flow_log::records(log).unwrap();
+        let end = records
+            .iter()
+            .find(|it| it["event"] == "flow_end" && it["guest"] == guest.as_str())?;
         Some(end["end"].as_str()?.to_owned())
     })
 }

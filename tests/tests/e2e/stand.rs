@@ -1,7 +1,6 @@
 //! One guest behind slipgate, with the operations that most tests need.
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
 };
@@ -9,7 +8,7 @@ use std::{
 use serde_json::Value;
 use slipgate_control::SharedMaps;
 use slipgate_testbed::{
-    Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World, WorldConfig, kernel_view,
+    Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World, WorldConfig, flow_log, kernel_view,
     slipgate::FlowRow, world::UPLINK, world_ipv6,
 };
 
@@ -262,11 +261,7 @@ impl Stand {
 
     /// Returns the flow log so far.
     pub(crate) fn log(&self) -> Vec<Value> {
-        let text = fs::read_to_string(self.log_path()).unwrap();
-        let parsed = text.lines().map(serde_json::from_str);
-        parsed
-            .collect::<Result<_, _>>()
-            .unwrap_or_else(|error| panic!("{error} in the flow log:\n{text}"))
+        flow_log::records(&self.log_path()).unwrap()
     }
 }
 

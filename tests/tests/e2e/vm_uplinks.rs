@@ -8,7 +8,7 @@ use slipgate_testbed::{
         tcp,
         tcp::{ConnectOutcome, EchoSession},
     },
-    require_root_and_tun,
+    flow_log, require_root_and_tun,
     servers::{TcpServer, TcpService},
     world::UPLINK,
 };
@@ -102,11 +102,11 @@ fn a_vm_leaves_by_its_own_uplink_and_others_by_the_daemons(cell: Cell) {
     let ended = own.run(|| stream.read(&mut [0; 16]));
     assert!(ended.is_err(), "{ended:?}");
     let end = eventually("its record", || {
-        let log = std::fs::read_to_string(&log).unwrap();
-        let records = log.lines().map(serde_json::from_str::<Value>);
-        let mut records = records.filter_map(Result::ok);
+        let records = flow_log::records(&log).unwrap();
         // Whichever is noticed first: that its VM leaves by another, or that the route is not its.
-        records.find(|record| record["end"] == "uplink" || record["end"] == "route")
+        records
+            .into_iter()
+            .find(|record| record["end"] == "uplink" || record["end"] == "route")
     });
     assert_eq!(
         (&end["uplink"], &end["moved_to"]),

@@ -205,6 +205,7 @@ fn one_outage(
     std::thread::sleep(outage.saturating_sub(began.elapsed()));
     streams.iter().for_each(Stream::expect_progress);
 
+    scene.tear_log();
     scene.restart();
     let served = Instant::now();
     all_adopted(&before, &scene.slipgate.flows().unwrap(), live);

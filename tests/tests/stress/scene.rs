@@ -1,11 +1,16 @@
 //! A world, a guest and slipgate between them, with a flow log and its maps in view.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
-use serde_json::Value;
 use slipgate_control::{Paths, SharedMaps};
-use slipgate_testbed::{Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig, world::UPLINK};
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig, flow_log, world::UPLINK,
+};
 
 use super::eventually;
 
@@ -75,9 +80,19 @@ impl Scene {
         self.slipgate = attach(&self.world, &self.pins, &self.always, flags);
     }
 
-    /// Reads the records of the flow log. Each line must be complete.
+    /// Reads the records of the flow log.
     pub(crate) fn records(&self) -> Vec<Record> {
-        records_of(&self.log.path().join("flows.jsonl"))
+        records_of(&self.log_file())
+    }
+
+    /// Leaves a part of a line in the flow log, as a writer does that is killed within a long write.
+    pub(crate) fn tear_log(&self) {
+        let log = fs::File::options().append(true).open(self.log_file());
+        log.unwrap().write_all(br#"{"event":"flow_e"#).unwrap();
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.log.path().join("flows.jsonl")
     }
 
     /// The pinned maps; they stay in view after the pins are gone.
@@ -94,6 +109,8 @@ impl Scene {
             "{status}; stderr:\n{}",
             self.slipgate.stderr()
         );
+        let log = fs::read_to_string(self.log_file()).unwrap();
+        assert!(log.is_empty() || log.ends_with('\n'), "a torn line");
         assert_eq!(self.pins.pins(), Vec::<PathBuf>::new());
         let links = self.world.host.ip("-br link").unwrap();
         assert!(!links.contains("sgport"), "{links}");
@@ -129,17 +146,12 @@ pub(crate) fn roomy_guest(world: &World, config: GuestConfig) -> Guest {
 }
 
 /// The ends of translated flows in a flow log.
-pub(crate) fn records_of(file: &std::path::Path) -> Vec<Record> {
-    let text = fs::read_to_string(file).unwrap();
-    assert!(text.is_empty() || text.ends_with('\n'), "a torn line");
-    let parsed = text.lines().map(|line| {
-        serde_json::from_str::<Value>(line)
-            .unwrap_or_else(|error| panic!("{error} in the record {line:?}"))
-    });
-    let ends = parsed.filter(|line| line["event"] == "flow_end" && line["path"] != "relay");
-    ends.map(|line| {
-        serde_json::from_value(line.clone())
-            .unwrap_or_else(|error| panic!("{error} in the record {line}"))
+pub(crate) fn records_of(file: &Path) -> Vec<Record> {
+    let records = flow_log::records(file).unwrap().into_iter();
+    let ends = records.filter(|record| record["event"] == "flow_end" && record["path"] != "relay");
+    ends.map(|record| {
+        serde_json::from_value(record.clone())
+            .unwrap_or_else(|error| panic!("{error} in the record {record}"))
     })
     .collect()
 }
