@@ -3,17 +3,22 @@
 use std::{
     io::{ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    Guest, GuestConfig, World,
+    Direction, Guest, GuestConfig, World,
     clients::{
         tcp,
         tcp::{ConnectOutcome, EchoSession},
     },
-    left_out, require_root_and_tun,
+    frame::Packet,
+    left_out,
+    pump::Fate,
+    require_root_and_tun,
     servers::{TcpServer, TcpService},
     world::{HOST, ROUTER, SERVER, SERVER_2, UPLINK},
     world_ipv6::{HOST6, ROUTER6, SERVER6, SERVER6_2, enable},
@@ -30,6 +35,8 @@ use crate::{
 matrix! {
     flows_leave_by_what_the_hosts_routes_choose: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "the host's kernel routes its sockets";
+    a_flow_that_is_cut_within_its_handshake_is_reset: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's kernel routes its sockets";
     a_rule_that_slipgate_does_not_judge_is_the_kernels: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "the host's kernel routes its sockets";
     a_rule_leads_to_a_vrf: [hybrid_ipv4, hybrid_ipv6],
@@ -41,6 +48,8 @@ matrix! {
 }
 
 const SECOND_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x2, 0, 0, 0, 0, 2);
+/// TCP's flag.
+const ACK: u8 = 0x10;
 const HOST_ROUTES: &str = "egress.routes = \"host\"";
 
 /// A host with two uplinks. The VM `a` has the policy `tunnel`, `b` none.
@@ -283,6 +292,43 @@ fn flows_leave_by_what_the_hosts_routes_choose(cell: Cell) {
     drop(comes_from(&it.guest, &far, first));
     drop(comes_from(&it.guest, &far, second));
     exchange(&it.guest, &mut by_first);
+}
+
+fn a_flow_that_is_cut_within_its_handshake_is_reset(cell: Cell) {
+    let it = Uplinks::new(cell, HOST_ROUTES, &[]);
+    let (echo, before) = (it.echo(it.servers().1, 7000), it.echo(it.servers().1, 7001));
+    let to_far = format!("{} {}", it.servers().1, it.by_second());
+    it.ip(&format!("route add {to_far}"));
+    let _before = comes_from(&it.guest, &before, it.sources().1);
+    // The guest's ACK of the server's SYN is on its way while the route goes.
+    let (go, gone) = mpsc::channel::<()>();
+    let filter = move |direction, _: &_, frame: &[u8]| {
+        let packet = Packet::<SocketAddr>::of_ethernet(frame);
+        let is_its = |packet: &Packet<'_, SocketAddr>| packet.destination.port() == 7000;
+        let flags = packet.filter(is_its).and_then(|packet| packet.tcp_flags());
+        if direction == Direction::Out && flags == Some(ACK) {
+            // Later ones wait for nothing: the sender is gone.
+            let _ = gone.recv_timeout(WAIT);
+        }
+        Fate::Pass
+    };
+    it.guest.set_filter(Some(Box::new(filter))).unwrap();
+    let connect = || tcp::connect(echo.address(), WAIT);
+    let mut stream = it.guest.run(connect).unwrap();
+    stream.set_read_timeout(Some(WAIT)).unwrap();
+    it.ip(&format!("route del {to_far}"));
+    let live = || it.stand.ask("GET", "/v1/flows?vm=a", None).1;
+    eventually("the end of the flows", || {
+        let flows = live();
+        let is_live = |flow: &Value| flow["state"] != "ended";
+        (!flows.as_array().unwrap().iter().any(is_live)).then_some(())
+    });
+    drop(go);
+    assert_reset(&it.guest, &mut stream);
+    // Its server was not told, and asks again, but not for good.
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(echo.peers(), []);
+    assert!(connected(&it.guest, &echo, WAIT).is_some());
 }
 
 fn a_rule_that_slipgate_does_not_judge_is_the_kernels(cell: Cell) {
