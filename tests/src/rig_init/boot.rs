@@ -42,6 +42,7 @@ fn check() -> Result<bool> {
         mount(kind, place)?;
     }
     load_modules()?;
+    let _first_users = crate::static_keys::take_into_use()?;
     let report = || File::options().write(true).open(REPORT_DEVICE);
     let what = || format!("open {REPORT_DEVICE}");
     make_raw(&report().tried(what())?);

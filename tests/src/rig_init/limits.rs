@@ -19,6 +19,35 @@ const TOUCHED_BYTES: u64 = 24 << 20;
 /// Exit status of `slipgate run` whose VMM died, and of one that died before there was a machine.
 pub(crate) const KILLED: [i32; 2] = [122, 1];
 
+/// Makes a cgroup with limits and without processes.
+///
+/// # Errors
+/// The kernel has no cgroup v2.
+pub(crate) fn make_idle_cgroup() -> Result<()> {
+    let cgroup = make_cgroup("idle")?;
+    for (file, limit) in [("cpu.max", "50000 100000"), ("memory.max", "1048576")] {
+        let path = cgroup.join(file);
+        fs::write(&path, limit).tried(format!("write {limit} to {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Mounts cgroup v2, unless that was done before, and makes a cgroup of this name.
+fn make_cgroup(name: &str) -> Result<PathBuf> {
+    let enabled = Path::new(MOUNT_POINT).join("cgroup.subtree_control");
+    if !enabled.exists() {
+        mount(c"cgroup2", c"/sys/fs/cgroup")?;
+        // As systemd has it on a host.
+        fs::write(&enabled, "+cpu +memory +pids")
+            .tried(format!("enable controllers in {}", enabled.display()))?;
+    }
+    let cgroup = Path::new(MOUNT_POINT).join(name);
+    if !cgroup.is_dir() {
+        fs::create_dir(&cgroup).tried(format!("make {}", cgroup.display()))?;
+    }
+    Ok(cgroup)
+}
+
 /// A cgroup in which slipgate makes those of its VMMs.
 pub(crate) struct Limits {
     parent: PathBuf,
@@ -30,16 +59,9 @@ impl Limits {
     /// # Errors
     /// The kernel has no cgroup v2.
     pub(crate) fn make() -> Result<Self> {
-        let parent = Path::new(MOUNT_POINT).join("vms");
-        if !parent.is_dir() {
-            mount(c"cgroup2", c"/sys/fs/cgroup")?;
-            // As systemd has it on a host.
-            let enabled = Path::new(MOUNT_POINT).join("cgroup.subtree_control");
-            fs::write(&enabled, "+cpu +memory +pids")
-                .tried(format!("enable controllers in {}", enabled.display()))?;
-            fs::create_dir(&parent).tried(format!("make {}", parent.display()))?;
-        }
-        Ok(Self { parent })
+        Ok(Self {
+            parent: make_cgroup("vms")?,
+        })
     }
 
     /// Flags of `slipgate run` by which the guest has room.

@@ -13,6 +13,7 @@ mod disk_guest;
 mod limits;
 mod nested;
 mod saved;
+mod static_keys;
 mod stuck;
 
 use std::{env, process::ExitCode};
