@@ -1,5 +1,5 @@
-//! Strategies for random policies and destinations that overlap often, for property tests of this
-//! crate and of its dependents.
+//! For tests of this crate and of its dependents: strategies for random policies and destinations that
+//! overlap often, and settings that several test.
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
@@ -9,10 +9,28 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 use slipgate_abi::Protocol;
 
-use crate::{Action, DenyFile, Destination, Pattern, Policy, Rule};
+use crate::{
+    Action, DenyFile, Destination, DnsSettings, NewNames, Pattern, Policy, Rule, Settings,
+};
 
 /// Upper bound, exclusive, of the number of rules in a random policy.
 const MOST_RULES: usize = 8;
+
+/// Settings by which questions may say as many octets a minute, and at once.
+pub fn questions_of(octets_per_minute: u32, burst_octets: u32) -> Settings {
+    let new_names = NewNames {
+        octets_per_minute,
+        burst_octets,
+    };
+    let dns = DnsSettings {
+        new_names,
+        ..DnsSettings::default()
+    };
+    Settings {
+        dns,
+        ..Settings::default()
+    }
+}
 
 /// Parts of the address space of which patterns and destinations are, and the lengths of prefixes
 /// there: documentation and private space of both families, and IPv4 inside IPv6.

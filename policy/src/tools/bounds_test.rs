@@ -1,21 +1,10 @@
-use crate::{Action, DnsSettings, NewNames, Rule, Settings, wire};
+use crate::{Action, Rule, strategies::questions_of, wire};
 
 use super::*;
 
 #[test]
 fn what_questions_say_is_bounded_whether_names_are_new_or_known() {
-    let new_names = NewNames {
-        octets_per_minute: 60,
-        burst_octets: 10,
-    };
-    let dns = DnsSettings {
-        new_names,
-        ..DnsSettings::default()
-    };
-    let settings = Settings {
-        dns,
-        ..Settings::default()
-    };
+    let settings = questions_of(60, 10);
     let rules = ["*.code.test", "fixed.test"].map(|rule| Rule::parse(Action::Allow, rule).unwrap());
     let policy = Policy::new(Action::Deny, rules.to_vec()).with(settings.clone());
     let mut bounds = Bounds::default();

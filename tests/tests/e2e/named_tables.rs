@@ -77,10 +77,12 @@ fn next_hops_of_a_table_that_a_policy_names_are_resolved(cell: Cell) {
     let stand = api::Stand::of(cell, &[]);
     let world = stand.world();
     // On no network of the host's, so that this route alone says that it is a router.
-    let router: IpAddr = match cell.is_ipv6() {
-        true => "2001:db8:77::1".parse().unwrap(),
-        false => "192.0.2.77".parse().unwrap(),
+    // No route says so of the stranger.
+    let (router, stranger) = match cell.is_ipv6() {
+        true => ("2001:db8:77::1", "2001:db8:77::2"),
+        false => ("192.0.2.77", "192.0.2.78"),
     };
+    let [router, stranger] = [router, stranger].map(|hop| hop.parse::<IpAddr>().unwrap());
     add_route(
         world,
         cell,
@@ -98,20 +100,27 @@ fn next_hops_of_a_table_that_a_policy_names_are_resolved(cell: Cell) {
     // As an engine does that knows the table from before.
     let maps = maps(stand.daemon.pins());
     let uplink = IfIndex::new(world.host.ifindex(UPLINK).unwrap());
-    maps.claim_next_hop(0, uplink, router, 0).unwrap();
-    let is_asked_for = || {
+    // The stranger first: hops are completed in the order of their indices.
+    let [first, second] =
+        [stranger, router].map(|hop| maps.claim_next_hop(0, uplink, hop, 0).unwrap());
+    assert!(first < second);
+    let is_asked_for = |hop: IpAddr| {
         let shown = world.host.ip(&format!("neigh show nud all dev {UPLINK}"));
         let shown = shown.unwrap();
         let mut lines = shown.lines();
-        lines.any(|line| line.starts_with(&format!("{router} ")))
+        lines.any(|line| line.starts_with(&format!("{hop} ")))
     };
-    assert!(
-        !is_asked_for(),
-        "no route that slipgate follows leads to it"
-    );
+    for hop in [router, stranger] {
+        let why = "no route that slipgate follows leads to it";
+        assert!(!is_asked_for(hop), "{hop}: {why}");
+    }
     policy(BY_TABLE);
     eventually("the router's neighbour entry", || {
-        is_asked_for().then_some(())
+        is_asked_for(router).then_some(())
     });
+    assert!(
+        !is_asked_for(stranger),
+        "a claim alone has nothing resolved"
+    );
     drop(guest);
 }

@@ -98,7 +98,8 @@ impl Journal {
     }
 
     /// Notes a message that was not accepted as a query, with its question as far as it can be read,
-    /// and the code with which it was answered. `error`: it was refused, for this reason.
+    /// and the code with which it was answered. `error`: it was refused, for this reason. The source
+    /// says that the name was not judged, nor would be below the rate.
     pub(super) fn note_unaccepted(
         &mut self,
         (vm, stats): (VmId, &VmStats),
@@ -117,10 +118,7 @@ impl Journal {
             server: server(origin),
             name,
             qtype,
-            source: match &error {
-                Some(_) => Source::Policy,
-                None => Source::Nobody,
-            },
+            source: Source::Nobody,
             rule: None,
             refused: error.map(|error| error.text),
             rcode: rcode as u16,

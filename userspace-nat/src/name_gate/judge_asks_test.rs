@@ -12,7 +12,7 @@ use crate::{
     },
     name_gate::Change,
 };
-use slipgate_policy::{Action, Rule, wire};
+use slipgate_policy::{Action, CEILING_S, FLOOR_S, Rule, wire};
 
 /// A judge with these rules; `!` makes a rule deny.
 fn judged(default: Action, rules: &[&str]) -> ByRules {
@@ -107,6 +107,21 @@ fn what_the_policy_opens_of_types_and_labels_is_what_may_be_asked_for() {
 }
 
 #[test]
+fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
+    let mut by = judged(Action::Deny, &["*.ok.test"]);
+    for (ttl_s, lasts_s) in [(0, FLOOR_S), (100, 100), (1_000_000, CEILING_S)] {
+        let addr = [203, 0, 113, 1];
+        let _ = told(&mut by, "a.ok.test", &[a("a.ok.test", ttl_s, addr)]);
+        let is_open = |ns| {
+            let judge = by.0.borrow();
+            judge.decide(VM, to(addr, 443), ns).decision.is_allowed()
+        };
+        let end_ns = u64::from(lasts_s) * SECOND_NS;
+        assert!(is_open(end_ns - 1) && !is_open(end_ns), "{ttl_s}");
+    }
+}
+
+#[test]
 fn browsers_are_told_not_to_use_resolvers_of_their_own() {
     let mut by = judged(Action::Allow, &["!evil.test"]);
     let canary = "use-application-dns.net";
@@ -188,6 +203,15 @@ fn remembered(by: &ByRules, now_ns: u64) -> Vec<Remembered> {
     map
 }
 
+fn had(addr: IpAddr, chain: &[u8], expires_ns: u64) -> Had<'_> {
+    Had {
+        addr,
+        chain,
+        until_ns: expires_ns,
+        noted_ns: expires_ns,
+    }
+}
+
 #[test]
 fn a_successor_opens_again_what_its_own_rules_let_in() {
     let (first, second) = ([203, 0, 113, 1], [203, 0, 113, 2]);
@@ -204,8 +228,8 @@ fn a_successor_opens_again_what_its_own_rules_let_in() {
     let heir = |rules: &[&str]| {
         let by = judged(Action::Deny, rules);
         for (vm, addr, way, expires_ns) in &map {
-            by.0.borrow_mut()
-                .reopen(VmId::new(*vm), *addr, way, *expires_ns, later);
+            let had = had(*addr, way, *expires_ns);
+            by.0.borrow_mut().reopen(VmId::new(*vm), &[had], later);
         }
         by
     };
@@ -238,8 +262,8 @@ fn a_successor_opens_again_what_its_own_rules_let_in() {
     let nonsense = none
         .0
         .borrow_mut()
-        .reopen(VM, first.into(), &[63, 1], u64::MAX, later);
-    assert!(!nonsense);
+        .reopen(VM, &[had(first.into(), &[63, 1], u64::MAX)], later);
+    assert_eq!(nonsense, [false]);
 }
 
 fn changes(judge: &mut Judge, now_ns: u64) -> Vec<Change> {

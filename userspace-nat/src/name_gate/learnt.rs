@@ -46,19 +46,24 @@ pub struct LearntName {
 }
 
 impl LearntName {
+    /// Order of the openings of an address: by their rules, then by their names.
+    pub(super) fn order(&self, other: &Self) -> Ordering {
+        (&self.rules, &self.name).cmp(&(&other.rules, &other.name))
+    }
+
     /// Returns how many openings one by this name counts as.
     fn weight(&self) -> usize {
         1 + self.chain.len() / CHAIN_OCTETS
     }
 }
 
-/// Bounds of an opening's lifetime.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Lasting {
-    /// Shortest lifetime of an opening, seconds.
-    pub(super) floor_s: u32,
-    /// Longest lifetime, seconds. When it is below the floor, the floor applies.
-    pub(super) ceiling_s: u32,
+/// Which names have the same effect.
+#[derive(Clone, Copy)]
+pub(super) enum Alike<'a> {
+    /// Those with the same text and rules: each name counts.
+    Itself,
+    /// Those whose rules have the same effect; equal ones must have.
+    Rules(&'a dyn Fn(&[PatternRef], &[PatternRef]) -> bool),
 }
 
 /// A change that a successor is to know.
@@ -77,52 +82,77 @@ impl LearntName {
     }
 }
 
+/// A name that opens an address.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) name: Rc<LearntName>,
+    /// Time until which it opens the address by itself, ns.
+    pub(super) until_ns: u64,
+    /// The time that a successor would read, ns; 0: none was noted. It may be up to a second before
+    /// the other.
+    pub(super) noted_ns: u64,
+}
+
+impl Told {
+    /// Whether the time is to be noted for a successor. Of one that is extended by less than a second
+    /// it is not.
+    fn is_to_be_noted(&self) -> bool {
+        let within = self.noted_ns..self.noted_ns.saturating_add(SECOND_NS);
+        self.noted_ns == 0 || !within.contains(&self.until_ns)
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Opening {
-    /// The name last asked for, and the time until which it opens the address by itself.
-    name: Rc<LearntName>,
-    name_ns: u64,
+    /// The name last asked for.
+    last: Told,
     /// Another name with the same effect, which opens the address for longer: of these the one that
     /// lasts longest.
-    longer: Option<(Rc<LearntName>, u64)>,
+    longer: Option<Told>,
     id: u64,
 }
 
 impl Opening {
     /// Returns the time at which it ends, ns.
     fn expires_ns(&self) -> u64 {
-        let longer = self.longer.as_ref();
-        longer.map_or(self.name_ns, |(_, expires_ns)| *expires_ns)
+        self.longer.as_ref().unwrap_or(&self.last).until_ns
     }
 
     /// Returns a name that opens the address at this time: the one last asked for, as long as its own
     /// time lasts.
     fn living(&self, now_ns: u64) -> Option<&Rc<LearntName>> {
-        let mut names = self.each();
-        let living = names.find(|(_, expires_ns)| *expires_ns > now_ns);
-        living.map(|(name, _)| name)
+        let living = self.each().find(|told| told.until_ns > now_ns);
+        living.map(|told| &told.name)
     }
 
     /// Whether a name of this text opens the address at this time, of those that it has.
     fn is_by(&self, name: &str, now_ns: u64) -> bool {
         self.each()
-            .any(|(one, expires_ns)| *one.name == *name && expires_ns > now_ns)
+            .any(|told| *told.name.name == *name && told.until_ns > now_ns)
     }
 
-    /// Returns its names, each with its own time: the one last asked for, then the one that lasts longer.
-    fn each(&self) -> impl Iterator<Item = (&Rc<LearntName>, u64)> {
-        let longer = self.longer.iter().map(|(name, until_ns)| (name, *until_ns));
-        [(&self.name, self.name_ns)].into_iter().chain(longer)
+    /// Returns its names: the one last asked for, then the one that lasts longer.
+    fn each(&self) -> impl Iterator<Item = &Told> {
+        [&self.last].into_iter().chain(&self.longer)
     }
 
     /// Returns the same, the one last asked for at the end.
-    fn names(self) -> impl Iterator<Item = (Rc<LearntName>, u64)> {
-        self.longer.into_iter().chain([(self.name, self.name_ns)])
+    fn names(self) -> impl Iterator<Item = Told> {
+        self.longer.into_iter().chain([self.last])
+    }
+
+    fn rules(&self) -> &[PatternRef] {
+        &self.last.name.rules
+    }
+
+    /// Compares it with an opening by a name.
+    fn order(&self, name: &LearntName) -> Ordering {
+        self.last.name.order(name)
     }
 
     /// Returns how many openings it counts as.
     fn weight(&self) -> usize {
-        self.each().map(|(name, _)| name.weight()).sum()
+        self.each().map(|told| told.name.weight()).sum()
     }
 
     /// Returns how many names it has.
@@ -130,20 +160,21 @@ impl Opening {
         self.each().count()
     }
 
-    /// Returns the opening by `name` until `until_ns` that takes the place of this one, and the
-    /// names that it leaves out.
-    fn renewed(&self, name: &Rc<LearntName>, until_ns: u64) -> (Self, Vec<(Rc<LearntName>, u64)>) {
+    /// Returns the opening by `last` that takes the place of this one, and the names that it leaves
+    /// out.
+    fn renewed(&self, mut last: Told) -> (Self, Vec<Told>) {
         let (itself, mut others): (Vec<_>, Vec<_>) = self
             .clone()
             .names()
-            .partition(|(other, _)| other.chain == name.chain);
-        let before_ns = itself.first().map_or(0, |(_, until_ns)| *until_ns);
-        let name_ns = until_ns.max(before_ns);
-        others.sort_by_key(|(_, until_ns)| *until_ns);
-        let longer = others.pop_if(|(_, until_ns)| *until_ns > name_ns);
+            .partition(|told| told.name.chain == last.name.chain);
+        if let Some(before) = itself.first() {
+            last.until_ns = last.until_ns.max(before.until_ns);
+            last.noted_ns = before.noted_ns;
+        }
+        others.sort_by_key(|told| told.until_ns);
+        let longer = others.pop_if(|told| told.until_ns > last.until_ns);
         let renewed = Self {
-            name: name.clone(),
-            name_ns,
+            last,
             longer,
             id: self.id,
         };
@@ -179,35 +210,32 @@ struct OfVm {
 pub(super) struct Full;
 
 impl Learnt {
-    /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` says whether
-    /// two names have the same effect; names with the same rules and text must have.
+    /// Opens addresses to `vm` by a name: all or none. `until`: until when each, ns. `noted_ns`: the
+    /// time that a successor would read already, 0 if none.
     ///
     /// # Errors
     /// When the VM would exceed [`MAX_PER_VM`].
     pub(super) fn open(
         &mut self,
         vm: VmId,
-        name: &Rc<LearntName>,
-        addresses: &[(IpAddr, u32)],
-        same: impl Fn(&LearntName, &LearntName) -> bool,
-        lasting: Lasting,
+        (name, noted_ns): (&Rc<LearntName>, u64),
+        until: &BTreeMap<IpAddr, u64>,
+        alike: Alike<'_>,
         now_ns: u64,
     ) -> Result<(), Full> {
         let changes = &mut self.changes;
         let of_vm = self.vms.entry(vm).or_default();
         self.total -= of_vm.expire(vm, changes, now_ns);
-        let mut until = BTreeMap::new();
-        for &(address, ttl_s) in addresses {
-            let lasts_s = ttl_s.min(lasting.ceiling_s).max(lasting.floor_s);
-            let until_ns = now_ns + u64::from(lasts_s) * SECOND_NS;
-            let longest = until.entry(address).or_insert(until_ns);
-            *longest = until_ns.max(*longest);
-        }
+        let told = |until_ns: u64| Told {
+            name: name.clone(),
+            until_ns,
+            noted_ns,
+        };
         let more = |(address, until_ns): (&IpAddr, &u64)| {
             let openings = of_vm.by_address.get(address);
-            let known = openings.and_then(|all| Some(&all.0[all.position(name, &same)?]));
+            let known = openings.and_then(|all| Some(&all.0[all.position(name, alike)?]));
             known.map_or(name.weight(), |old| {
-                let renewed = old.renewed(name, *until_ns).0;
+                let renewed = old.renewed(told(*until_ns)).0;
                 renewed.weight().saturating_sub(old.weight())
             })
         };
@@ -215,32 +243,28 @@ impl Learnt {
             return Err(Full);
         }
         let before = of_vm.names;
-        for (address, until_ns) in until {
+        for (&address, &until_ns) in until {
             let openings = of_vm.by_address.entry(address).or_default();
             let mut opening = Opening {
-                name: name.clone(),
-                name_ns: until_ns,
+                last: told(until_ns),
                 longer: None,
                 id: 0,
             };
-            let mut known = false;
-            if let Some(at) = openings.position(name, &same) {
+            if let Some(at) = openings.position(name, alike) {
                 let old = openings.0.remove(at);
                 of_vm.by_expiry.remove(&(old.expires_ns(), old.id, address));
                 of_vm.weight -= old.weight();
                 of_vm.names -= old.count();
-                let (renewed, left_out) = old.renewed(name, until_ns);
+                let (renewed, left_out) = old.renewed(opening.last);
                 opening = renewed;
-                for (other, _) in left_out {
-                    changes.push(Change::Ended(vm, address, other));
+                for other in left_out {
+                    changes.push(Change::Ended(vm, address, other.name));
                 }
-                // An extension by less than a second is not noted.
-                known = old.names().any(|(other, before_ns)| {
-                    other.chain == name.chain && until_ns < before_ns + SECOND_NS
-                });
             }
-            if !known {
-                changes.push(Change::Opened(vm, address, name.clone(), opening.name_ns));
+            let last = &mut opening.last;
+            if last.is_to_be_noted() {
+                last.noted_ns = last.until_ns;
+                changes.push(Change::Opened(vm, address, name.clone(), last.until_ns));
             }
             of_vm.last_id += 1;
             opening.id = of_vm.last_id;
@@ -279,7 +303,7 @@ impl Learnt {
     ) -> Option<&Rc<LearntName>> {
         let mut openings = self.at(vm, address)?.by_rules();
         openings.find_map(|alike| {
-            let at = alike.binary_search_by(|opening| (*opening.name.name).cmp(name));
+            let at = alike.binary_search_by(|opening| opening.last.name.name[..].cmp(name));
             let living = alike[at.ok()?].living(now_ns)?;
             (*living.name == *name).then_some(living)
         })
@@ -332,37 +356,45 @@ impl Learnt {
         std::mem::take(&mut self.changes)
     }
 
-    /// Ends all openings of a VM. Returns the names of each with their expiry, ns.
-    pub(super) fn forget(&mut self, vm: VmId) -> Vec<(IpAddr, Rc<LearntName>, u64)> {
-        let mut had = Vec::new();
-        let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
-        for (address, openings) in by_address {
-            for (name, until_ns) in openings.0.into_iter().flat_map(Opening::names) {
-                self.changes.push(Change::Ended(vm, address, name.clone()));
-                had.push((address, name, until_ns));
-            }
+    /// Ends all openings of a VM.
+    pub(super) fn forget(&mut self, vm: VmId) {
+        for (address, told) in self.take(vm) {
+            self.end(vm, address, told.name);
         }
+    }
+
+    /// Removes all openings of a VM, and returns their names. What is not opened again is to be
+    /// [ended](Self::end).
+    pub(super) fn take(&mut self, vm: VmId) -> Vec<(IpAddr, Told)> {
+        let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
+        let each = by_address.into_iter().flat_map(|(address, openings)| {
+            let names = openings.0.into_iter().flat_map(Opening::names);
+            names.map(move |told| (address, told))
+        });
+        let had: Vec<_> = each.collect();
         self.total -= had.len();
         had
+    }
+
+    /// Notes the end of an opening that was removed.
+    pub(super) fn end(&mut self, vm: VmId, address: IpAddr, name: Rc<LearntName>) {
+        self.changes.push(Change::Ended(vm, address, name));
     }
 }
 
 impl AtAddress {
     /// The opening by this name, or by another with the same effect.
-    fn position(
-        &self,
-        name: &LearntName,
-        same: impl Fn(&LearntName, &LearntName) -> bool,
-    ) -> Option<usize> {
-        let exactly = self.0.binary_search_by(|one| order(&one.name, name));
+    fn position(&self, name: &LearntName, alike: Alike<'_>) -> Option<usize> {
+        let exactly = self.0.binary_search_by(|one| one.order(name));
+        let Alike::Rules(same) = alike else {
+            return exactly.ok();
+        };
         exactly.ok().or_else(|| {
             let mut before = 0;
-            self.by_rules().find_map(|alike| {
+            self.by_rules().find_map(|openings| {
                 let at = before;
-                before += alike.len();
-                // Names with the same rules all have the same effect, or only the very same name
-                // has.
-                same(&alike[0].name, name).then_some(at)
+                before += openings.len();
+                same(openings[0].rules(), &name.rules).then_some(at)
             })
         })
     }
@@ -370,7 +402,7 @@ impl AtAddress {
     fn insert(&mut self, opening: Opening) {
         let at = self
             .0
-            .partition_point(|one| order(&one.name, &opening.name).is_lt());
+            .partition_point(|one| one.order(&opening.last.name).is_lt());
         if self.0.is_empty() {
             // Most addresses have one opening.
             self.0.reserve_exact(1);
@@ -384,8 +416,8 @@ impl AtAddress {
         std::iter::from_fn(move || {
             let first = rest.first()?;
             let len = match rest.get(1) {
-                Some(next) if next.name.rules == first.name.rules => {
-                    rest.partition_point(|one| one.name.rules == first.name.rules)
+                Some(next) if next.rules() == first.rules() => {
+                    rest.partition_point(|one| one.rules() == first.rules())
                 }
                 _ => 1,
             };
@@ -394,10 +426,6 @@ impl AtAddress {
             Some(alike)
         })
     }
-}
-
-fn order(a: &LearntName, b: &LearntName) -> Ordering {
-    (&a.rules, &a.name).cmp(&(&b.rules, &b.name))
 }
 
 impl OfVm {
@@ -423,7 +451,7 @@ impl OfVm {
                 self.names -= over.count();
                 changes.extend(
                     over.names()
-                        .map(|(name, _)| Change::Ended(vm, address, name)),
+                        .map(|told| Change::Ended(vm, address, told.name)),
                 );
             }
             if openings.0.is_empty() {

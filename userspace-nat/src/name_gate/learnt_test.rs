@@ -1,14 +1,7 @@
 use std::net::Ipv4Addr;
 
-use slipgate_abi::VmId;
-use slipgate_policy::{CEILING_S, FLOOR_S};
-
 use super::*;
-
-const LASTING: Lasting = Lasting {
-    floor_s: FLOOR_S,
-    ceiling_s: CEILING_S,
-};
+use slipgate_abi::VmId;
 
 fn name(text: &str, rules: &[u32]) -> Rc<LearntName> {
     Rc::new(LearntName {
@@ -25,8 +18,26 @@ fn at(n: u32) -> IpAddr {
     Ipv4Addr::from_bits(0xc000_0200 + n).into()
 }
 
-fn equal(a: &LearntName, b: &LearntName) -> bool {
-    a.rules == b.rules
+/// Rules are as they are written.
+const EQUAL: Alike<'_> = Alike::Rules(&|a, b| a == b);
+
+impl Learnt {
+    /// Opens addresses for these times, seconds.
+    fn tell(
+        &mut self,
+        vm: VmId,
+        name: &Rc<LearntName>,
+        addresses: &[(IpAddr, u32)],
+        alike: Alike<'_>,
+        now_ns: u64,
+    ) -> Result<(), Full> {
+        let until = |(address, ttl_s): &(IpAddr, u32)| {
+            let until_ns = now_ns + u64::from(*ttl_s) * SECOND_NS;
+            (*address, until_ns)
+        };
+        let until = addresses.iter().map(until).collect();
+        self.open(vm, (name, 0), &until, alike, now_ns)
+    }
 }
 
 fn names(learnt: &Learnt, vm: VmId, address: IpAddr, now_ns: u64) -> Vec<String> {
@@ -35,14 +46,13 @@ fn names(learnt: &Learnt, vm: VmId, address: IpAddr, now_ns: u64) -> Vec<String>
 }
 
 #[test]
-fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
+fn an_opening_is_one_vms_and_lasts_for_its_time() {
     let mut learnt = Learnt::default();
-    let forever = u32::MAX;
-    let open = [(at(0), 0), (at(1), 100), (at(2), forever)];
+    let open = [(at(0), 30), (at(1), 100)];
     learnt
-        .open(VmId::new(1), &name("a", &[0]), &open, equal, LASTING, 0)
+        .tell(VmId::new(1), &name("a", &[0]), &open, EQUAL, 0)
         .unwrap();
-    for (address, lasts_s) in [(at(0), FLOOR_S), (at(1), 100), (at(2), CEILING_S)] {
+    for (address, lasts_s) in open {
         let end_ns = u64::from(lasts_s) * SECOND_NS;
         assert_eq!(names(&learnt, VmId::new(1), address, end_ns - 1), ["a"]);
         assert_eq!(names(&learnt, VmId::new(1), address, end_ns), [""; 0]);
@@ -54,13 +64,41 @@ fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
     );
 }
 
+/// A successor reads the time that was noted last.
+#[test]
+fn many_small_extensions_are_noted_once_they_are_a_second_together() {
+    let (vm, mut learnt) = (VmId::new(1), Learnt::default());
+    let (a, b) = (name("a", &[0]), name("b", &[0]));
+    let mut noted_ns = 0;
+    let mut notes = 0;
+    for tenth in 0..=100 {
+        let now_ns = tenth * SECOND_NS / 10;
+        learnt.tell(vm, &a, &[(at(0), 60)], EQUAL, now_ns).unwrap();
+        // Stands beside it until it is told again.
+        learnt.tell(vm, &b, &[(at(0), 40)], EQUAL, now_ns).unwrap();
+        for change in learnt.take_changes() {
+            match change {
+                Change::Opened(_, _, of, until_ns) if of == a => {
+                    noted_ns = until_ns;
+                    notes += 1;
+                }
+                Change::Ended(_, _, of) => assert_eq!(of, b),
+                Change::Opened(..) => {}
+            }
+        }
+        let until_ns = now_ns + 60 * SECOND_NS;
+        assert!(noted_ns + SECOND_NS > until_ns, "{tenth}: {noted_ns}");
+    }
+    assert_eq!(notes, 11, "one a second");
+}
+
 /// A flow that begins then is judged, at a reload, by a name that had the address open.
 #[test]
 fn a_name_whose_own_time_is_over_does_not_stand_for_one_that_lasts() {
     let (vm, mut learnt) = (VmId::new(1), Learnt::default());
     for (text, ttl_s) in [("a", 1_000), ("b", 40)] {
         learnt
-            .open(vm, &name(text, &[0]), &[(at(0), ttl_s)], equal, LASTING, 0)
+            .tell(vm, &name(text, &[0]), &[(at(0), ttl_s)], EQUAL, 0)
             .unwrap();
     }
     let by_name = |name: &str, at_s: u64| {
@@ -81,24 +119,10 @@ fn a_name_whose_own_time_is_over_does_not_stand_for_one_that_lasts() {
 fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     let mut learnt = Learnt::default();
     learnt
-        .open(
-            VmId::new(1),
-            &name("a", &[0]),
-            &[(at(0), 1_000)],
-            equal,
-            LASTING,
-            0,
-        )
+        .tell(VmId::new(1), &name("a", &[0]), &[(at(0), 1_000)], EQUAL, 0)
         .unwrap();
     learnt
-        .open(
-            VmId::new(1),
-            &name("b", &[0]),
-            &[(at(0), 10)],
-            equal,
-            LASTING,
-            0,
-        )
+        .tell(VmId::new(1), &name("b", &[0]), &[(at(0), 10)], EQUAL, 0)
         .unwrap();
     assert_eq!(
         names(&learnt, VmId::new(1), at(0), 999 * SECOND_NS),
@@ -107,14 +131,7 @@ fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     );
     assert_eq!(learnt.count(VmId::new(1)), 1);
     learnt
-        .open(
-            VmId::new(1),
-            &name("c", &[1]),
-            &[(at(0), 10)],
-            equal,
-            LASTING,
-            0,
-        )
+        .tell(VmId::new(1), &name("c", &[1]), &[(at(0), 10)], EQUAL, 0)
         .unwrap();
     assert_eq!(
         names(&learnt, VmId::new(1), at(0), 1),
@@ -126,9 +143,13 @@ fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
 
 /// The names of an address that a VM had until now, each with the seconds that it lasts.
 fn forgotten(learnt: &mut Learnt) -> Vec<(String, u64)> {
-    let had = learnt.forget(VmId::new(1)).into_iter();
-    had.map(|(_, name, until_ns)| (name.name.to_string(), until_ns / SECOND_NS))
-        .collect()
+    let of_vm = &learnt.vms[&VmId::new(1)];
+    let openings = of_vm.by_address.values().flat_map(|all| all.0.clone());
+    let had = openings.flat_map(Opening::names);
+    let had = had.map(|told| (told.name.name.to_string(), told.until_ns / SECOND_NS));
+    let had = had.collect();
+    learnt.forget(VmId::new(1));
+    had
 }
 
 #[test]
@@ -136,9 +157,7 @@ fn names_of_one_opening_have_each_their_own_time() {
     let mut learnt = Learnt::default();
     let tell = |learnt: &mut Learnt, text: &str, ttl_s| {
         let (vm, name) = (VmId::new(1), name(text, &[0]));
-        learnt
-            .open(vm, &name, &[(at(0), ttl_s)], equal, LASTING, 0)
-            .unwrap();
+        learnt.tell(vm, &name, &[(at(0), ttl_s)], EQUAL, 0).unwrap();
     };
     let had = |name: &str, lasts_s: u64| (name.to_owned(), lasts_s);
     for (told, left) in [
@@ -194,10 +213,10 @@ fn what_is_full_refuses_the_new_and_makes_room_only_by_time() {
     let mut learnt = Learnt::default();
     let all: Vec<_> = (0..MAX_PER_VM as u32).map(|n| (at(n), 100)).collect();
     learnt
-        .open(VmId::new(1), &name("a", &[0]), &all, equal, LASTING, 0)
+        .tell(VmId::new(1), &name("a", &[0]), &all, EQUAL, 0)
         .unwrap();
     let more = [(at(5), 100), (at(MAX_PER_VM as u32), 100)];
-    let refused = learnt.open(VmId::new(1), &name("a", &[0]), &more, equal, LASTING, 1);
+    let refused = learnt.tell(VmId::new(1), &name("a", &[0]), &more, EQUAL, 1);
     assert_eq!(refused, Err(Full));
     assert_eq!(learnt.count(VmId::new(1)), MAX_PER_VM);
     assert_eq!(
@@ -206,25 +225,17 @@ fn what_is_full_refuses_the_new_and_makes_room_only_by_time() {
         "what lives stays"
     );
     learnt
-        .open(
-            VmId::new(1),
-            &name("a", &[0]),
-            &more[..1],
-            equal,
-            LASTING,
-            1,
-        )
+        .tell(VmId::new(1), &name("a", &[0]), &more[..1], EQUAL, 1)
         .unwrap();
     learnt
-        .open(VmId::new(2), &name("a", &[0]), &more, equal, LASTING, 1)
+        .tell(VmId::new(2), &name("a", &[0]), &more, EQUAL, 1)
         .unwrap();
     learnt
-        .open(
+        .tell(
             VmId::new(1),
             &name("a", &[0]),
             &more,
-            equal,
-            LASTING,
+            EQUAL,
             100 * SECOND_NS,
         )
         .unwrap();
@@ -239,17 +250,15 @@ fn what_is_full_refuses_the_new_and_makes_room_only_by_time() {
 #[test]
 fn of_many_names_at_an_address_one_stands_for_those_with_its_rules() {
     // As where connections are inspected.
-    let itself = |a: &LearntName, b: &LearntName| a.name == b.name && a.rules == b.rules;
     let mut learnt = Learnt::default();
     let mut tell = |text: &str, rules: &[u32], ttl_s, now_ns| {
         let name = name(text, rules);
         learnt
-            .open(
+            .tell(
                 VmId::new(1),
                 &name,
                 &[(at(0), ttl_s)],
-                itself,
-                LASTING,
+                Alike::Itself,
                 now_ns,
             )
             .unwrap();
@@ -311,7 +320,7 @@ fn what_leads_through_long_names_counts_as_several() {
     let fit = MAX_PER_VM as u32 / 3;
     let all: Vec<_> = (0..fit).map(|n| (at(n), 100)).collect();
     let mut open = |name: &Rc<LearntName>, addresses: &[(IpAddr, u32)], now_ns| {
-        learnt.open(VmId::new(1), name, addresses, equal, LASTING, now_ns)
+        learnt.tell(VmId::new(1), name, addresses, EQUAL, now_ns)
     };
     open(&long("a", 2 * CHAIN_OCTETS), &all, 0).unwrap();
     assert_eq!(
@@ -326,14 +335,7 @@ fn what_leads_through_long_names_counts_as_several() {
     learnt.expire(101 * SECOND_NS);
     assert_eq!((learnt.count(VmId::new(1)), learnt.total()), (0, 0));
     learnt
-        .open(
-            VmId::new(1),
-            &longer,
-            &all[..1],
-            equal,
-            LASTING,
-            101 * SECOND_NS,
-        )
+        .tell(VmId::new(1), &longer, &all[..1], EQUAL, 101 * SECOND_NS)
         .unwrap();
     assert_eq!(learnt.vms[&VmId::new(1)].weight, 5);
 }

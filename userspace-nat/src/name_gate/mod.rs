@@ -42,6 +42,7 @@ pub use self::{
     by_rules::ByRules,
     inspect::NameRefusal,
     learnt::{Change, LearntName, MAX_PER_VM},
+    openings::Had,
 };
 
 /// Most rules per VM for which refused questions are counted separately.

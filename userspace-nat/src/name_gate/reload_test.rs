@@ -1,7 +1,8 @@
 use slipgate_abi::{Protocol, VmId};
 
-use std::rc::Rc;
+use std::{rc::Rc, time::Duration};
 
+use nix::time::{ClockId, clock_gettime};
 use slipgate_policy::PolicySet;
 
 use super::*;
@@ -11,7 +12,7 @@ use crate::{
         NamePolicy as _,
         chain::tests::{Written, a, answer, cname},
     },
-    name_gate::ByRules,
+    name_gate::{ByRules, Change, Had, MAX_PER_VM},
 };
 use slipgate_policy::{Action, DnsSettings, Settings, wire};
 
@@ -327,4 +328,111 @@ fn an_inspected_flow_is_judged_by_its_name_whatever_else_has_its_address() {
         &["allow 203.0.113.0/24:443", "deny a.test"],
     );
     assert!(keeps(&by, 1));
+}
+
+/// Restores what names have opened at [`ADDRESS`], each until its time, ns.
+fn restored(by: &ByRules, names: &[(String, u64)]) {
+    restored_at(by, names, |_| ADDRESS);
+}
+
+fn restored_at(by: &ByRules, names: &[(String, u64)], address: fn(usize) -> [u8; 4]) {
+    let chains: Vec<_> = names.iter().map(|(name, _)| wire(name).unwrap()).collect();
+    let each = chains.iter().zip(names).enumerate();
+    let had = each.map(|(n, (chain, (_, until_ns)))| Had {
+        addr: address(n).into(),
+        chain,
+        until_ns: *until_ns,
+        noted_ns: 0,
+    });
+    let had: Vec<_> = had.collect();
+    let mut judge = by.0.borrow_mut();
+    assert_eq!(judge.reopen(VM, &had, 1), vec![true; had.len()]);
+}
+
+#[test]
+fn however_often_the_rules_change_a_name_keeps_its_time_and_its_order() {
+    let by = judge(Action::Deny, &["allow *.test"]);
+    let at = |ms: u64| 60 * SECOND_NS + ms * SECOND_NS / 1_000;
+    restored(
+        &by,
+        &[("longer.test".into(), at(500)), ("a.test".into(), at(400))],
+    );
+    let open_at = |ns| {
+        let judge = by.0.borrow();
+        judge.decide(VM, to(443), ns).decision.is_allowed()
+    };
+    let other = ["allow *.test:443", "deny x.test"];
+    for rules in [&other[..], &["allow *.test"], &other] {
+        reload(&by, Action::Deny, rules);
+        assert!(open_at(at(500) - 1) && !open_at(at(500)), "{rules:?}");
+    }
+    reload(&by, Action::Deny, &["deny longer.test", "allow *.test"]);
+    assert!(open_at(at(400) - 1) && !open_at(at(400)));
+    // Nor is it open for longer than the present rules say.
+    let dns = DnsSettings {
+        ttl_ceiling_s: 10,
+        ..DnsSettings::default()
+    };
+    let short = policy(Action::Deny, &["allow *.test"]).with(Settings {
+        dns,
+        ..Settings::default()
+    });
+    by.0.borrow_mut()
+        .set_policies(PolicySet::new(vec![short]), &[(VM, 0)], 1);
+    let end_ns = 1 + 10 * SECOND_NS;
+    assert!(open_at(end_ns - 1) && !open_at(end_ns));
+}
+
+#[test]
+fn a_reload_notes_for_a_successor_what_it_changes() {
+    let names = [("a.test", 60), ("b.test", 50)];
+    let names = names.map(|(name, until_s)| (name.to_owned(), until_s * SECOND_NS));
+    for inspects in [true, false] {
+        let action = if inspects { "inspect" } else { "allow" };
+        let by = judge(Action::Deny, &[&format!("{action} *.test:443")]);
+        restored(&by, &names);
+        assert_eq!(by.0.borrow_mut().take_changes().len(), 2);
+        let noted = |rules: &[&str]| {
+            reload(&by, Action::Deny, rules);
+            let changes = by.0.borrow_mut().take_changes();
+            let noted = changes.into_iter().map(|change| match change {
+                Change::Opened(_, _, name, until_ns) => (name.name.to_string(), Some(until_ns)),
+                Change::Ended(_, _, name) => (name.name.to_string(), None),
+            });
+            noted.collect::<Vec<_>>()
+        };
+        let nothing: [(String, Option<u64>); 0] = [];
+        assert_eq!(noted(&["deny x.test", "inspect *.test:443"]), nothing);
+        assert_eq!(noted(&["allow *.test:80"]), nothing);
+        let denied = noted(&["deny a.test", "allow *.test"]);
+        assert_eq!(denied, [("a.test".into(), None)]);
+        assert_eq!(noted(&["allow a.test"]), [("b.test".into(), None)]);
+    }
+}
+
+/// However they are ordered by time, and wherever other rules put them.
+#[test]
+fn a_reload_takes_no_longer_where_all_that_is_open_is_one_address() {
+    let [first, second] = ["inspect *.a.test:443", "inspect *.b.test:443"];
+    let cpu_time = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+    let names = (0..MAX_PER_VM).map(|n| {
+        let zone = if n % 2 == 0 { "a" } else { "b" };
+        // Each second once, in no order.
+        let until_s = 1_000 + n * 4_099 % MAX_PER_VM;
+        (format!("n{n:05}.{zone}.test"), until_s as u64 * SECOND_NS)
+    });
+    let names: Vec<_> = names.collect();
+    let reloaded = |address| {
+        let by = judge(Action::Deny, &[first, second]);
+        restored_at(&by, &names, address);
+        let started = cpu_time();
+        reload(&by, Action::Deny, &[second, first]);
+        let took = cpu_time() - started;
+        assert_eq!(by.0.borrow().counts(VM).open, MAX_PER_VM as u64);
+        took
+    };
+    let each = reloaded(|n| [203, 0, (n >> 8) as u8, n as u8]);
+    let one = reloaded(|_| ADDRESS);
+    eprintln!("{MAX_PER_VM} names: {each:?} at an address each, {one:?} at one");
+    assert!(one < 3 * each, "{one:?}, {each:?}");
 }

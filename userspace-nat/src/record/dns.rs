@@ -64,7 +64,8 @@ pub enum Source {
     /// The upstream resolver of this address.
     Upstream(SocketAddr),
     /// The engine's own SERVFAIL, because no resolver answered or there was no room for the
-    /// question, or its answer to a message that is not accepted as a query.
+    /// question, or its answer to a message that is not accepted as a query. No rule judged the name
+    /// of such a message, and no tool does.
     Nobody,
 }
 

@@ -6,7 +6,7 @@
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
 //! ([`Reserve`]).
-use std::{cmp::Reverse, collections::HashMap, net::IpAddr, rc::Rc};
+use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{
     Protocol, Refusal, RuleIndex, SlotIndex, SlotRef, VmId, maps::MAX_NAMES, names::MAX_NAME_LEN,
@@ -15,7 +15,7 @@ use slipgate_policy::{Decision, Destination, Lead, NatBehaviour, OnReload, RuleI
 
 use crate::{
     datapath::{NameMap, RememberedName},
-    name_gate::{Change, LearntName, SharedJudge},
+    name_gate::{Change, Had, LearntName, SharedJudge},
     quota::Reserve,
     record::rule_texts::RuleTexts,
     relay::Standing,
@@ -180,20 +180,22 @@ impl Rules {
     pub(crate) fn reopen(&self, map: &mut impl NameMap, vms: usize, now_ns: u64) -> usize {
         let mut open = 0;
         let mut all = map.remembered_names();
-        // The longest first: of names with the same effect a later one that lasts longer displaces it.
-        all.sort_by_key(|remembered| Reverse(remembered.expires_ns));
-        for remembered in all {
-            let RememberedName {
-                vm,
-                addr,
-                name,
-                expires_ns,
-            } = remembered;
-            let mut judge = self.judge.borrow_mut();
-            if judge.reopen(vm, addr, &name, expires_ns, now_ns) {
-                open += 1;
-            } else {
-                map.forget_name(vm, addr, &name);
+        all.sort_unstable_by_key(|remembered| remembered.vm);
+        for of_vm in all.chunk_by(|a, b| a.vm == b.vm) {
+            let vm = of_vm[0].vm;
+            let had = of_vm.iter().map(|remembered| Had {
+                addr: remembered.addr,
+                chain: &remembered.name,
+                until_ns: remembered.expires_ns,
+                noted_ns: remembered.expires_ns,
+            });
+            let had: Vec<_> = had.collect();
+            let again = self.judge.borrow_mut().reopen(vm, &had, now_ns);
+            for (remembered, is_open) in of_vm.iter().zip(again) {
+                open += usize::from(is_open);
+                if !is_open {
+                    map.forget_name(vm, remembered.addr, &remembered.name);
+                }
             }
         }
         self.remember_openings(map, vms);
