@@ -114,6 +114,28 @@ fn connect_in(
     (world, [clients.remove(0), service.unwrap()])
 }
 
+/// An answer with more than one descriptor, which none of that process has.
+#[test]
+fn of_an_answer_with_several_descriptors_none_is_used_and_none_stays_open() {
+    for count in [2, 3, 9] {
+        let (ours, theirs) = channel();
+        let mut sockets = NamespaceSockets::new(ours, MANY_FILES);
+        let (reader, passed) = channel();
+        let fds = vec![passed.as_raw_fd(); count];
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let (parts, flags) = ([IoSlice::new(&[4])], MsgFlags::MSG_NOSIGNAL);
+        sendmsg::<()>(theirs.as_raw_fd(), &parts, &rights, flags, None).unwrap();
+        drop(passed);
+        assert!(sockets.take(Version::V4).is_none());
+        // The end: nobody has the other side any more.
+        let mut byte = [0];
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let end = recvmsg::<()>(reader.as_raw_fd(), &mut parts, None, flags);
+        assert_eq!(end.map(|end| end.bytes), Ok(0), "{count}");
+    }
+}
+
 fn quiet() -> End {
     End::new(Vec::new(), Close::Never)
 }
