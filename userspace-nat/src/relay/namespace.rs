@@ -29,7 +29,7 @@ use nix::{
 };
 use slipgate_model::{NAMESPACE_SOCKETS, rights};
 
-use crate::{host_sockets::KEPT, packet::Version};
+use crate::{host_sockets::KEPT, inet::keep_urgent_in_place, packet::Version};
 
 /// Number of sockets ready at which more are asked for.
 const FEW: usize = 32;
@@ -161,6 +161,7 @@ impl NamespaceSockets {
             // The last descriptors are for others. And no call may wait, whoever made the socket.
             let mut sockets: Vec<_> = fds
                 .map(TcpStream::from)
+                .inspect(keep_urgent_in_place)
                 .filter(|socket| {
                     (socket.as_raw_fd() as u64) < most && socket.set_nonblocking(true).is_ok()
                 })
