@@ -9,21 +9,19 @@
 //! memfds. Their messages are bounded where they are built. End of file means that the peer is dead.
 use std::{
     fs::File,
-    io::{self, IoSlice, IoSliceMut, Read, Seek, Write},
+    io::{self, IoSlice, Read, Seek, Write},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
 };
 
-use nix::{
-    cmsg_space,
-    sys::{
-        memfd::{MFdFlags, memfd_create},
-        socket::{
-            AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
-            setsockopt, socketpair, sockopt,
-        },
-        time::{TimeVal, TimeValLike as _},
+use nix::sys::{
+    memfd::{MFdFlags, memfd_create},
+    socket::{
+        AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, setsockopt,
+        socketpair, sockopt,
     },
+    time::{TimeVal, TimeValLike as _},
 };
+use slipgate_model::rights::receive;
 
 use crate::{
     descriptors::{Inbound, Outbound},
@@ -225,25 +223,16 @@ impl Channel {
             return self.receive_with_one(&mut buffer, flags);
         }
         // Without room for any, the kernel gives the broker no descriptor.
-        let mut space = (!self.is_brokers).then(|| cmsg_space!([RawFd; MAX_FDS_OF_PACKET]));
+        let most_fds = match self.is_brokers {
+            true => 0,
+            false => MAX_FDS_OF_PACKET,
+        };
         let (length, fds) = loop {
-            let mut parts = [IoSliceMut::new(&mut buffer)];
-            let received = recvmsg::<()>(
-                self.socket.as_raw_fd(),
-                &mut parts,
-                space.as_deref_mut(),
-                flags | MsgFlags::MSG_CMSG_CLOEXEC,
-            );
-            match received {
-                Ok(r) if self.is_brokers => break (r.bytes, Vec::new()),
-                Ok(r) => {
-                    let (length, flags) = (r.bytes, r.flags);
-                    let fds = rights::take(space.as_deref().unwrap_or_default());
-                    if flags.contains(MsgFlags::MSG_CTRUNC) {
-                        return Err(io_error("receiving descriptors")(nix::Error::EMFILE));
-                    }
-                    break (length, fds);
+            match receive(self.as_fd(), &mut buffer, most_fds, flags) {
+                Ok(received) if received.was_cut && !self.is_brokers => {
+                    return Err(io_error("receiving descriptors")(nix::Error::EMFILE));
                 }
+                Ok(received) => break (received.len, received.fds),
                 Err(nix::Error::EINTR) => {}
                 Err(nix::Error::EAGAIN) => return Ok(Received::Nothing),
                 Err(nix::Error::ECONNRESET) => return Ok(Received::End),

@@ -8,7 +8,7 @@
 //! Input may come from a process that a guest has taken over. So the sizes of packets and lines and
 //! the numbers of descriptors are bounded, and input that exceeds a bound or does not fit the
 //! message is an error.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod api;
 pub mod channel;
@@ -16,7 +16,6 @@ pub mod client;
 pub mod descriptors;
 pub mod engine;
 pub mod metrics;
-#[allow(unsafe_code)]
 pub mod rights;
 pub mod vmm;
 pub mod vsock;

@@ -1,6 +1,7 @@
 //! Plain data types that the broker, the engine and the commands share: VMs, flows, the host's
-//! network, and the reports of an engine; and the look-up of routes in the host's network
-//! ([`route`]), because broker and engine must come to the same answers.
+//! network, and the reports of an engine; the look-up of routes in the host's network ([`route`]),
+//! because broker and engine must come to the same answers; and the reception of descriptors
+//! ([`rights`]), because each way to lose one concerns all who receive them.
 //!
 //! The messages between the processes are made of these types, and the engine takes and returns
 //! them, so nothing is converted on the way. The engine does not know the messages.
@@ -10,6 +11,7 @@ mod flow_id;
 mod flow_tuple;
 mod inventory;
 mod network;
+pub mod rights;
 pub mod route;
 mod vm;
 

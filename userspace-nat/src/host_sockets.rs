@@ -34,6 +34,8 @@ use nix::{
 use slipgate_abi::Protocol;
 use slipgate_model::FlowTuple;
 
+use crate::inet::keep_urgent_in_place;
+
 mod opening;
 
 pub(crate) use self::opening::Busy;
@@ -202,6 +204,9 @@ impl HostSockets {
         if remote.is_ipv6() {
             // The kernel refuses IPv4 addresses in IPv6 form then, too.
             setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+        }
+        if kind == SockType::Stream {
+            keep_urgent_in_place(&socket);
         }
         // A port is used for many destinations at once, each with a socket of its own.
         setsockopt(&socket, sockopt::ReuseAddr, &true)?;

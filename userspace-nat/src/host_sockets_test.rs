@@ -53,6 +53,17 @@ fn the_next_socket_of_a_kind_that_was_taken_is_made_ahead() {
     }
 }
 
+/// Before it is connected: a second urgent byte of the server would displace the first otherwise.
+#[test]
+fn a_socket_of_tcp_keeps_urgent_data_in_place_from_the_beginning() {
+    let sockets = HostSockets::new(1 << 20);
+    for remote in REMOTES {
+        let socket = sockets.take(remote, Protocol::Tcp).unwrap();
+        let keeps = nix::sys::socket::getsockopt(&socket, sockopt::OobInline);
+        assert_eq!(keeps, Ok(true), "{remote}");
+    }
+}
+
 #[test]
 fn a_kind_of_socket_that_is_forbidden_is_no_shortage() {
     let forbidden = io::Error::from(Errno::EACCES);

@@ -1,12 +1,14 @@
 //! Sockets of the host of either address family: `AF_INET` and `AF_INET6`.
 use std::{
     net::SocketAddr,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use slipgate_abi::IfIndex;
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
+};
 
 /// Opens a non-blocking socket that is connected to `to`, or is about to be.
 ///
@@ -31,6 +33,9 @@ pub(crate) fn open_by(
     };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let fd = socket(family, kind, flags, None)?;
+    if kind == SockType::Stream {
+        keep_urgent_in_place(&fd);
+    }
     if let Some(link) = link {
         bind_to_link(&fd, link)?;
     }
@@ -38,6 +43,16 @@ pub(crate) fn open_by(
         Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd),
         Err(error) => Err(error),
     }
+}
+
+/// Has what a TCP socket's peer sends as urgent come in its place, as data. The kernel would leave it out
+/// otherwise, and a peek that passes its place begins again before that, so that a byte comes twice.
+///
+/// To be called before the socket is connected, and on a listening one, whose connections have it then: a
+/// second urgent byte that came before would have displaced the first.
+pub(crate) fn keep_urgent_in_place(socket: &impl AsFd) {
+    // Every TCP socket has it.
+    let _ = setsockopt(socket, sockopt::OobInline, &true);
 }
 
 /// Binds a socket to a link. It takes no privilege if the socket is not bound to one yet.

@@ -47,7 +47,7 @@ mod in_row;
 use self::in_row::InRow;
 use crate::{
     clock::{Clock, SystemClock},
-    guest_link::{GuestLink, Input, Packet as Received},
+    guest_link::{Accepted, GuestLink, Input, Packet as Received, vhost_user::Wrong},
     host_sockets::HostSockets,
     packet::{Ip, Packet, Version},
     payload::Rest,
@@ -511,12 +511,30 @@ impl<T: MemoryTables> UserspacePort<T> {
     }
 
     /// Handles messages of a VMM that has given its rings.
-    fn hear_vmm(&mut self) {
-        if let GuestLink::Rings(link) = &mut self.link
-            && let Some(why) = link.hear(&self.epoll, KICK_KEY)
-        {
-            tracing::debug!("the VMM's connection was closed, because it sent {why}");
+    fn hear_vmm(&mut self, now_ns: u64) {
+        let GuestLink::Rings(link) = &mut self.link else {
+            return;
+        };
+        match link.hear(&self.epoll, KICK_KEY) {
+            None => {}
+            Some(why @ Wrong::NoPlace) => {
+                tracing::warn!(
+                    "the VMM's connection was closed, because it sent {why}. Raise the limit of open files \
+                     (`ulimit -n`; fs.file-max and fs.epoll.max_user_watches for the host), and let the VMM \
+                     connect again"
+                );
+                self.count_refused(now_ns);
+            }
+            Some(why) => {
+                tracing::debug!("the VMM's connection was closed, because it sent {why}");
+            }
         }
+    }
+
+    /// Counts a guest's connection that was refused or closed because the host is short of something.
+    fn count_refused(&mut self, now_ns: u64) {
+        let (_, _, out, _) = self.parts(now_ns);
+        out.count_of_guest(DropReason::EngineBusy, single(0));
     }
 
     fn read_stream(&mut self, now_ns: u64) {
@@ -572,21 +590,28 @@ impl<T: MemoryTables> UserspacePort<T> {
             GuestLink::Rings(link) => {
                 let lost = link.settle();
                 let has_drained = link.has_drained();
-                let has_accepted = link.accept(&self.epoll, LINK_KEY, now_ns)?;
+                let accepted = link.accept(&self.epoll, LINK_KEY, now_ns);
                 let (_, _, out, _) = self.parts(now_ns);
                 for lost in lost {
                     out.count_lost(lost.reason, lost.vnet, lost.len);
                 }
-                return Ok(has_accepted || has_drained);
+                return Ok(self.has_accepted(accepted, now_ns) || has_drained);
             }
             GuestLink::Tap(_) => return Ok(false),
         };
         let end = link.settle(&self.epoll, LINK_KEY, now_ns)?;
-        let has_accepted = link.accept(&self.epoll, LINK_KEY, now_ns)?;
+        let accepted = link.accept(&self.epoll, LINK_KEY, now_ns);
         if let Some(end) = end {
             self.ended(end, now_ns);
         }
-        Ok(has_accepted)
+        Ok(self.has_accepted(accepted, now_ns))
+    }
+
+    fn has_accepted(&mut self, accepted: Accepted, now_ns: u64) -> bool {
+        if accepted == Accepted::Refused {
+            self.count_refused(now_ns);
+        }
+        accepted == Accepted::Yes
     }
 
     /// Does what sockets owe and what is due, and sends it.
@@ -637,7 +662,7 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
             match key {
                 LINK => {
                     is_readable = true;
-                    self.hear_vmm();
+                    self.hear_vmm(now_ns);
                 }
                 KICK => {
                     is_readable = true;

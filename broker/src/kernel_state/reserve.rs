@@ -68,6 +68,9 @@ pub(crate) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     if tcp {
         // Connections of a predecessor may be in TIME-WAIT.
         setsockopt(&socket, sockopt::ReuseAddr, &true).with_context(what)?;
+        // Accepted sockets have it too: the engine has urgent data as data, also what came before it
+        // accepts.
+        setsockopt(&socket, sockopt::OobInline, &true).with_context(what)?;
     }
     let address = SockaddrStorage::from(SocketAddr::new(forward.host, forward.host_port));
     let taken = || {

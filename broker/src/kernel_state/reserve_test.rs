@@ -1,7 +1,10 @@
 use std::{
+    io::Read as _,
     net::{Ipv4Addr, TcpListener, UdpSocket},
     process::Command,
 };
+
+use nix::sys::socket::{MsgFlags, send};
 
 use super::*;
 
@@ -27,8 +30,16 @@ fn a_free_port_is_taken_and_listens() {
         .port();
     let fd = reserve(&forward(Protocol::Tcp, Ipv4Addr::LOCALHOST, free)).unwrap();
     let client = std::net::TcpStream::connect(("127.0.0.1", free)).unwrap();
-    let (_, peer) = TcpListener::from(fd).accept().unwrap();
+    // Urgent data that comes before the connection is accepted displaces no other.
+    for byte in [b"a", b"b"] {
+        send(client.as_raw_fd(), byte, MsgFlags::MSG_OOB).unwrap();
+    }
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let (mut accepted, peer) = TcpListener::from(fd).accept().unwrap();
     assert_eq!(peer, client.local_addr().unwrap());
+    let mut received = Vec::new();
+    accepted.read_to_end(&mut received).unwrap();
+    assert_eq!(received, b"ab");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 use std::{
     convert::Infallible,
     ffi::OsString,
-    io::{IoSlice, IoSliceMut, Read as _, Write as _},
+    io::{IoSlice, Read as _, Write as _},
     os::{
         fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
         unix::{
@@ -16,18 +16,17 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use nix::{
-    cmsg_space,
     fcntl::{FcntlArg, FdFlag, fcntl},
     poll::{PollFd, PollFlags},
     sys::{
         signal::{Signal, kill},
-        socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+        socket::{ControlMessage, MsgFlags, sendmsg},
     },
     unistd::Pid,
 };
 use slipgate_abi::Protocol;
 use slipgate_control::{GuestDevice, GuestNamespace};
-use slipgate_model::GuestIpv6;
+use slipgate_model::{GuestIpv6, rights};
 
 use super::{Guest, inside_sockets, place::private_dirs};
 use crate::{
@@ -109,26 +108,20 @@ impl Command {
     /// `None` if the process ended before it had them.
     pub(super) fn device(&mut self) -> anyhow::Result<Option<(GuestDevice, Option<OwnedFd>)>> {
         let mut takes_uso = [0];
-        let mut space = cmsg_space!([RawFd; 2]);
-        let received = {
-            let mut parts = [IoSliceMut::new(&mut takes_uso)];
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-            let fd = self.stream.as_raw_fd();
-            let received = recvmsg::<()>(fd, &mut parts, Some(&mut space), flags);
-            let received = received.context("receiving the command's device")?;
-            received.cmsgs()?.find_map(|message| match message {
-                ControlMessageOwned::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-        };
-        let Some(fds) = received else {
+        let (stream, flags) = (self.stream.as_fd(), MsgFlags::empty());
+        let received = rights::receive(stream, &mut takes_uso, 2, flags)
+            .context("receiving the command's device")?;
+        if received.was_cut {
+            bail!(
+                "receiving the command's device: this process has too few descriptors left; raise \
+                 its limit (ulimit -n)"
+            );
+        }
+        let mut fds = received.fds.into_iter();
+        let Some(queue) = fds.next() else {
             self.wait()?;
             return Ok(None);
         };
-        // SAFETY: the kernel made them for us just now.
-        let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-        let mut fds = fds.into_iter().map(own);
-        let queue = fds.next().context("no device of the command's")?;
         let takes_uso = takes_uso == [1];
         Ok(Some((GuestDevice { queue, takes_uso }, fds.next())))
     }

@@ -10,7 +10,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     fs, io,
-    io::{IoSliceMut, Write as _},
+    io::Write as _,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::{
@@ -21,16 +21,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::{
-    cmsg_space,
-    sys::socket::{MsgFlags, getsockopt, recvmsg, sockopt::PeerCredentials},
-};
+use nix::sys::socket::{MsgFlags, getsockopt, sockopt::PeerCredentials};
+use slipgate_model::rights::receive;
 
 use super::{ClientAnswer, ClientRequest, MAX_BASES, Role};
-use crate::{
-    descriptors::{Inbound as _, Slot},
-    rights,
-};
+use crate::descriptors::{Inbound as _, Slot};
 
 /// Longest accepted request, bytes: with room for the text of a policy.
 const MAX_REQUEST: usize = 64 << 10;
@@ -244,23 +239,16 @@ impl Client {
     /// Reads all available input; returns whether to keep the connection.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 1_024];
-        let mut space = cmsg_space!([RawFd; MAX_FDS_AT_ONCE]);
         loop {
-            let mut parts = [IoSliceMut::new(&mut bytes)];
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-            let fd = self.stream.as_raw_fd();
-            let n = match recvmsg::<()>(fd, &mut parts, Some(&mut space), flags) {
+            let (stream, flags) = (self.stream.as_fd(), MsgFlags::MSG_DONTWAIT);
+            let n = match receive(stream, &mut bytes, MAX_FDS_AT_ONCE, flags) {
                 Ok(received) => {
-                    let (n, flags) = (received.bytes, received.flags);
                     // There is room for all that can come, if this process has descriptors left.
-                    let is_whole = !flags.contains(MsgFlags::MSG_CTRUNC);
-                    let came = rights::take(&space);
-                    space.fill(0);
-                    if self.role == Role::Admin && is_whole {
+                    if self.role == Role::Admin && !received.was_cut {
                         let room = MAX_WAITING_FDS.saturating_sub(self.fds.len());
-                        self.fds.extend(came.into_iter().take(room));
+                        self.fds.extend(received.fds.into_iter().take(room));
                     }
-                    n
+                    received.len
                 }
                 Err(nix::Error::EAGAIN) => return true,
                 Err(nix::Error::EINTR) => continue,

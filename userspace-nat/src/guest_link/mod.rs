@@ -5,6 +5,7 @@
 //! A TAP takes frames with offload headers and bounds its queue itself. A stream socket takes plain
 //! Ethernet frames: [`stream`] is its life, [`framing`] the frames on it and the bounded queue of those
 //! for the guest, [`segmentation`] and [`joining`] what devices do otherwise for a host.
+mod accepting;
 pub mod framing;
 pub mod joining;
 mod packets;
@@ -19,6 +20,7 @@ use slipgate_abi::DropReason;
 
 use self::stream::ENOUGH_QUEUED;
 pub use self::{
+    accepting::Accepted,
     packets::{Packet, PacketLink},
     stream::{Input, StreamLink},
     vhost_user::RingLink,

@@ -21,19 +21,20 @@
 //! memory for it, for [`SHORTAGE_NS`]. Then an event would tell of room at once, again and again.
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use nix::{
     errno::Errno,
     sys::{
         epoll::{Epoll, EpollEvent, EpollFlags},
-        socket::{MsgFlags, Shutdown, SockFlag, accept4, recv, send, shutdown},
+        socket::{MsgFlags, Shutdown, recv, send, shutdown},
     },
 };
 use slipgate_abi::DropReason;
 
 use super::{
+    accepting::{self, Accepted, Short},
     framing::{FrameQueue, FrameReader, TooLong},
     joining, segmentation,
 };
@@ -154,33 +155,32 @@ impl StreamLink {
         }
     }
 
-    /// Accepts the guest that waits, if none is connected; returns whether it did. To be called at the
-    /// end of every turn: who has waited causes no event.
-    ///
-    /// # Errors
-    /// The kernel can't watch the connection.
-    pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> io::Result<bool> {
+    /// Accepts the guest that waits, if none is connected. To be called at the end of every turn: who has
+    /// waited causes no event.
+    pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> Accepted {
         if !matches!(self.state, State::Waiting) {
-            return Ok(false);
+            return Accepted::No;
         }
         self.again_ns = None;
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let socket = match &mut self.origin {
-            Origin::Listener(listener) => match accept4(listener.as_raw_fd(), flags) {
-                Ok(accepted) => Some(owned(accepted)),
-                Err(Errno::EAGAIN) => None,
-                // Its event has come, and comes no more.
-                Err(_) => {
-                    self.again_ns = Some(now_ns + SHORTAGE_NS);
-                    None
+        let accepted = match &mut self.origin {
+            Origin::Listener(listener) => accepting::accept(listener, epoll, key),
+            Origin::Given { unwatched, .. } => match unwatched.take() {
+                // No other guest ever comes: it is not refused.
+                Some(socket) if accepting::watch(&socket, epoll, key).is_err() => {
+                    *unwatched = Some(socket);
+                    Err(Short { has_refused: false })
                 }
+                socket => Ok(socket),
             },
-            Origin::Given { unwatched, .. } => unwatched.take(),
         };
-        let Some(socket) = socket else {
-            return Ok(false);
+        let socket = match accepted {
+            Ok(Some(socket)) => socket,
+            Ok(None) => return Accepted::No,
+            Err(short) => {
+                self.again_ns = Some(now_ns + SHORTAGE_NS);
+                return short.accepted();
+            }
         };
-        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, key))?;
         self.state = State::Connected {
             socket,
             waits_for_room: false,
@@ -188,7 +188,7 @@ impl StreamLink {
             lacks_memory: false,
         };
         tracing::debug!("the guest has connected");
-        Ok(true)
+        Accepted::Yes
     }
 
     /// Whether frames were read that [`StreamLink::next`] has not returned.
@@ -358,15 +358,6 @@ impl StreamLink {
         tracing::debug!("the guest's connection has ended");
         Input::Ended(cut)
     }
-}
-
-#[expect(
-    unsafe_code,
-    reason = "nix returns a descriptor that accept4 has made as a number"
-)]
-pub(super) fn owned(fd: std::os::fd::RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just made it for the caller.
-    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 #[cfg(test)]

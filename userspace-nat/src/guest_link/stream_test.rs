@@ -46,7 +46,7 @@ impl Rig {
     }
 
     fn accept(&mut self) {
-        self.link.accept(&self.epoll, GUEST, NOW_NS).unwrap();
+        let _ = self.link.accept(&self.epoll, GUEST, NOW_NS);
     }
 
     fn settle(&mut self) -> Option<Input> {
@@ -82,6 +82,11 @@ impl Rig {
     fn send(&mut self, len: usize) -> Option<DropReason> {
         self.link.send(&vec![0; VNET_LEN + len])
     }
+}
+
+/// A set to which nothing can be added, as if this user watched too much (ENOSPC).
+fn no_epoll() -> Epoll {
+    Epoll(std::fs::File::open("/dev/null").unwrap().into())
 }
 
 fn framed(len: usize) -> Vec<u8> {
@@ -234,8 +239,13 @@ fn a_connection_that_was_given_is_the_only_one() {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     link.watch(&epoll, LISTENER).unwrap();
     assert_eq!(link.queued(), None, "not before the first turn's end");
-    assert!(link.accept(&epoll, GUEST, NOW_NS).unwrap());
-    assert!(!link.accept(&epoll, GUEST, NOW_NS).unwrap());
+    // The kernel can't watch it yet: it is kept.
+    let accepted = link.accept(&no_epoll(), GUEST, NOW_NS);
+    assert_eq!((accepted, link.queued()), (Accepted::No, None));
+    assert_eq!(link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
+    assert_eq!(link.accept(&epoll, GUEST, NOW_NS), Accepted::Yes);
+    assert_eq!(link.due_ns(), None);
+    assert_eq!(link.accept(&epoll, GUEST, NOW_NS), Accepted::No);
     assert_eq!(link.queued(), Some(0));
     guest.write_all(&[0, 0, 0, 60]).unwrap();
     guest.write_all(&[7; 60]).unwrap();
@@ -246,7 +256,7 @@ fn a_connection_that_was_given_is_the_only_one() {
     // It ends, and whoever shares the socket sees it hang up.
     drop(guest);
     assert_eq!(link.fill(), Some(Input::Ended(0)));
-    assert!(!link.accept(&epoll, GUEST, NOW_NS).unwrap());
+    assert_eq!(link.accept(&epoll, GUEST, NOW_NS), Accepted::No);
     assert_eq!(link.queued(), None);
     assert_eq!((&theirs).read(&mut [0; 1]).unwrap(), 0);
     assert!((&theirs).write(&[0]).is_err());
@@ -294,10 +304,27 @@ fn what_could_not_be_accepted_is_tried_again_without_an_event() {
     let (listener, _other) = UnixStream::pair().unwrap();
     let mut link = StreamLink::new(listener.into(), false);
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
-    assert!(!link.accept(&epoll, GUEST, NOW_NS).unwrap());
+    assert_eq!(link.accept(&epoll, GUEST, NOW_NS), Accepted::No);
     assert_eq!(link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
     // Nobody is there: the event tells of the next.
     let mut rig = Rig::new(false);
     rig.accept();
     assert_eq!(rig.link.due_ns(), None);
+}
+
+#[test]
+fn a_guest_that_cannot_be_watched_is_refused_and_the_next_is_served() {
+    let mut rig = Rig::new(false);
+    let mut refused = rig.connect();
+    let mut next = rig.connect();
+    let accepted = rig.link.accept(&no_epoll(), GUEST, NOW_NS);
+    assert_eq!(accepted, Accepted::Refused);
+    assert_eq!(refused.read(&mut [0]).unwrap(), 0, "it learns of it");
+    assert_eq!(rig.send(60), Some(DropReason::StaleVm));
+    // No event tells of who waits.
+    assert_eq!(rig.link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
+    rig.accept();
+    assert_eq!(rig.link.due_ns(), None);
+    next.write_all(&framed(60)).unwrap();
+    assert_eq!(rig.read(), [Input::Frame(60)]);
 }

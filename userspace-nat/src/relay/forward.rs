@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     datagram::{Datagram, headers_len},
+    inet::keep_urgent_in_place,
     ndp::addresses,
     packet::Version,
     poll::{Context, Interest, Subsystem, Token},
@@ -51,6 +52,8 @@ impl Relay {
             Protocol::Tcp => {
                 let listener = TcpListener::from(forward.socket);
                 listener.set_nonblocking(true)?;
+                // Whoever made it: a predecessor's may not have it.
+                keep_urgent_in_place(&listener);
                 let host = local_of(listener.local_addr());
                 cx.poller.add(listener.as_fd(), token, Interest::Read)?;
                 (Entry::Listener(listener, target), host)

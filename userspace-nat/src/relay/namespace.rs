@@ -16,22 +16,20 @@
 //! the process is behind or has ended, or because nearly all descriptors are used, the connection goes by
 //! the TAP.
 use std::{
-    io::{IoSlice, IoSliceMut},
+    io::IoSlice,
     net::TcpStream,
-    os::fd::{AsFd as _, AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd as _, AsRawFd, OwnedFd},
     time::{Duration, Instant},
 };
 
 use nix::{
-    cmsg_space,
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+    sys::socket::{MsgFlags, sendmsg},
 };
+use slipgate_model::{NAMESPACE_SOCKETS, rights};
 
-use slipgate_model::NAMESPACE_SOCKETS;
-
-use crate::{host_sockets::KEPT, packet::Version};
+use crate::{host_sockets::KEPT, inet::keep_urgent_in_place, packet::Version};
 
 /// Number of sockets ready at which more are asked for.
 const FEW: usize = 32;
@@ -149,25 +147,25 @@ impl NamespaceSockets {
         let most = self.most_files.saturating_sub(KEPT);
         while self.v4.awaited + self.v6.awaited > 0 {
             let mut word = [0];
-            let mut space = cmsg_space!([RawFd; 1]);
-            let mut parts = [IoSliceMut::new(&mut word)];
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-            let channel = self.channel.as_raw_fd();
-            let Ok(received) = recvmsg::<()>(channel, &mut parts, Some(&mut space), flags) else {
+            let (channel, flags) = (self.channel.as_fd(), MsgFlags::MSG_DONTWAIT);
+            let Ok(received) = rights::receive(channel, &mut word, 1, flags) else {
                 return;
             };
-            let len = received.bytes;
-            // An error tells that there was no descriptor for it.
-            let messages = received.cmsgs().into_iter().flatten();
-            let mut sockets: Vec<_> = messages.flat_map(sockets_of).collect();
             // The process has ended.
-            if len == 0 {
+            if received.len == 0 {
                 return;
             }
+            // An answer that was cut has more than the one that it may have, or there was no descriptor for
+            // it: none of it is used.
+            let fds = received.fds.into_iter().filter(|_| !received.was_cut);
             // The last descriptors are for others. And no call may wait, whoever made the socket.
-            sockets.retain(|socket| {
-                (socket.as_raw_fd() as u64) < most && socket.set_nonblocking(true).is_ok()
-            });
+            let mut sockets: Vec<_> = fds
+                .map(TcpStream::from)
+                .inspect(keep_urgent_in_place)
+                .filter(|socket| {
+                    (socket.as_raw_fd() as u64) < most && socket.set_nonblocking(true).is_ok()
+                })
+                .collect();
             let ready = match word {
                 [4] => &mut self.v4,
                 [6] => &mut self.v6,
@@ -187,14 +185,4 @@ const fn word_of(version: Version) -> u8 {
         Version::V4 => 4,
         Version::V6 => 6,
     }
-}
-
-#[expect(unsafe_code, reason = "`nix` gives descriptors as numbers")]
-fn sockets_of(message: ControlMessageOwned) -> Vec<TcpStream> {
-    let ControlMessageOwned::ScmRights(fds) = message else {
-        return Vec::new();
-    };
-    // SAFETY: the kernel made them for us just now.
-    let own = |fd| TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    fds.into_iter().map(own).collect()
 }

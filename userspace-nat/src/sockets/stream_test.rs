@@ -17,6 +17,7 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 use super::*;
 use crate::{
     fake::packets::{ack, syn},
+    inet::keep_urgent_in_place,
     packet::{Ip, Transport},
     space::Parts,
 };
@@ -145,6 +146,7 @@ fn opened(
     guest: &mut Taken,
 ) -> (Sockets, TcpStream, Epoll, u32) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    keep_urgent_in_place(&listener);
     let mut server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     server.write_all(greeting).unwrap();
     let socket: OwnedFd = listener.accept().unwrap().0.into();

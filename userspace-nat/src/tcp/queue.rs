@@ -5,7 +5,7 @@
 )]
 use std::{
     io::{self, IoSliceMut},
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 use nix::{
@@ -75,13 +75,6 @@ pub(super) fn received(socket: &OwnedFd) -> usize {
     // SAFETY: the call writes an int.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCINQ, &raw mut received) };
     if rc < 0 { 0 } else { received.max(0) as usize }
-}
-
-/// Has what a socket's peer sends as urgent come in its place, as data. The kernel would leave it out
-/// otherwise, and a peek that passes its place begins again before that, so that a byte comes twice.
-pub(crate) fn keep_urgent_in_place(socket: &impl AsFd) {
-    // Every TCP socket has it.
-    let _ = setsockopt(socket, sockopt::OobInline, &true);
 }
 
 /// Sets the place in a connection's receive queue from which the next bytes are peeked. Returns

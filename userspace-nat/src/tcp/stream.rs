@@ -128,9 +128,9 @@ impl Stream {
         }
     }
 
-    /// `connection` with its socket, which does not block and may not be connected yet.
+    /// `connection` with its socket, which does not block, keeps urgent data in place, and may not be
+    /// connected yet.
     pub(crate) fn new(connection: Connection, socket: OwnedFd) -> Self {
-        queue::keep_urgent_in_place(&socket);
         Self {
             connection,
             socket: Some(socket),

@@ -22,7 +22,7 @@ use nix::{
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{
-    Lost, Packet, Rest, RingLink, Wrong,
+    Accepted, Lost, Packet, Rest, RingLink, Wrong,
     message::request,
     session::{RX, TX, feature},
 };
@@ -132,13 +132,23 @@ impl FakeVmm {
 
     /// Connects, anew if it was connected.
     pub fn connect(&mut self) {
+        self.let_go();
+        self.connect_unheard();
+        self.turn();
+    }
+
+    /// Ends its connection.
+    pub fn let_go(&mut self) {
         self.socket = None;
         self.turn();
+    }
+
+    /// Connects, and waits to be accepted.
+    pub fn connect_unheard(&mut self) {
         let socket = stream_socket();
         let address = getsockname::<UnixAddr>(self.listener.as_raw_fd()).expect("an address");
         connect(socket.as_raw_fd(), &address).expect("to connect");
         self.socket = Some(socket);
-        self.turn();
     }
 
     /// Whether the link has not closed the connection.
@@ -168,8 +178,7 @@ impl FakeVmm {
             }
             lost.extend(self.link.settle());
             let accepted = self.link.accept(&self.epoll, LINK_KEY, 0);
-            let accepted = accepted.expect("to accept");
-            if !accepted && ready.unwrap_or(0) == 0 {
+            if accepted != Accepted::Yes && ready.unwrap_or(0) == 0 {
                 self.lost.extend(&lost);
                 return lost;
             }

@@ -5,18 +5,15 @@
 //! byte order of the host; descriptors come beside its bytes. Nothing waits: what has come of a
 //! message is kept until the rest has.
 use std::{
-    io::{IoSlice, IoSliceMut},
-    os::fd::{AsRawFd as _, OwnedFd, RawFd},
+    io::IoSlice,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
 
 use nix::{
-    cmsg_space,
     errno::Errno,
-    libc,
-    sys::socket::{MsgFlags, recvmsg, sendmsg},
+    sys::socket::{MsgFlags, sendmsg},
 };
-
-use crate::guest_link::stream::owned;
+use slipgate_model::rights::receive;
 
 /// Length of a header, bytes.
 pub(super) const HEADER_LEN: usize = 12;
@@ -52,7 +49,8 @@ pub(super) mod request {
     pub(in super::super) const SET_TALLY: u32 = 0x5347_0001;
 }
 
-/// Fault of a VMM: it broke the protocol, or asked for something that this backend does not do.
+/// Why a VMM's connection is closed: it broke the protocol, asked for something that this backend does
+/// not do, or the host is short of descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Wrong {
     /// A message has a header that is not valid.
@@ -79,6 +77,9 @@ pub enum Wrong {
     /// It takes no answers.
     #[error("an answer that the VMM does not read")]
     Answer,
+    /// Not its fault: this process had no place for descriptors of a message.
+    #[error("descriptors for which this process, or the host, has no place")]
+    NoPlace,
 }
 
 /// How a connection ends.
@@ -191,25 +192,31 @@ impl Connection {
     }
 
     /// Reads up to so many bytes. Returns whether there were some.
+    ///
+    /// A host that is short of memory for the call fails it before anything is taken (ENOBUFS, ENOMEM): it is
+    /// tried again, since the event is there until the bytes are read. Shortage of descriptors (EMFILE,
+    /// ENFILE) is no error of the call. The kernel takes the bytes then, gives what descriptors there is a
+    /// place for and closes the others, and says that the control data was cut (`MSG_CTRUNC`). No call
+    /// brings these again, and a VMM that goes on would believe that they are in use: so its connection is
+    /// closed ([`Wrong::NoPlace`]), and when it connects again it gives all anew.
     fn read(&mut self, most: usize) -> Result<bool, End> {
         let mut bytes = [0; HEADER_LEN + MOST_BODY];
-        let mut space = cmsg_space!([RawFd; MOST_FDS]);
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let mut parts = [IoSliceMut::new(&mut bytes[..most])];
-        let fd = self.socket.as_raw_fd();
-        let received = match recvmsg::<()>(fd, &mut parts, Some(&mut space), flags) {
+        let (socket, flags) = (self.socket.as_fd(), MsgFlags::MSG_DONTWAIT);
+        let received = match receive(socket, &mut bytes[..most], MOST_FDS, flags) {
             Ok(received) => received,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(false),
+            Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM) => return Ok(false),
             Err(_) => return Err(End::Gone),
         };
-        let was_cut = received.flags.contains(MsgFlags::MSG_CTRUNC);
-        let len = received.bytes;
-        self.fds.extend(descriptors(&space));
-        if len == 0 {
+        let has_no_place = received.was_cut && received.fds.len() < MOST_FDS;
+        self.fds.extend(received.fds);
+        if received.len == 0 {
             return Err(End::Gone);
         }
-        self.bytes.extend_from_slice(&bytes[..len]);
-        if was_cut || self.fds.len() > MOST_FDS {
+        self.bytes.extend_from_slice(&bytes[..received.len]);
+        if has_no_place {
+            return Err(End::Wrong(Wrong::NoPlace));
+        }
+        if received.was_cut || self.fds.len() > MOST_FDS {
             return Err(End::Wrong(Wrong::Header));
         }
         Ok(true)
@@ -228,29 +235,4 @@ impl Connection {
             Err(_) => Err(End::Gone),
         }
     }
-}
-
-/// Descriptors of control data that was received into zeros. Of data that was cut short too, which `nix`
-/// does not look at: what the kernel gave of it before would stay open for good.
-fn descriptors(control: &[u8]) -> Vec<OwnedFd> {
-    const LEN: usize = size_of::<usize>();
-    const WORD: usize = size_of::<i32>();
-    let word = |at: usize| {
-        let bytes = control.get(at..at + WORD).unwrap_or_default();
-        bytes.try_into().map_or(0, i32::from_ne_bytes)
-    };
-    let len = control
-        .first_chunk()
-        .map_or(0, |len| usize::from_ne_bytes(*len));
-    if (word(LEN), word(LEN + WORD)) != (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-        return Vec::new();
-    }
-    let given = control
-        .get(size_of::<libc::cmsghdr>()..len)
-        .unwrap_or_default();
-    let given = given.chunks_exact(size_of::<RawFd>());
-    given
-        .filter_map(|fd| fd.try_into().ok())
-        .map(|fd| owned(RawFd::from_ne_bytes(fd)))
-        .collect()
 }

@@ -43,12 +43,9 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
-use nix::{
-    errno::Errno,
-    sys::{
-        epoll::{Epoll, EpollEvent, EpollFlags},
-        socket::{Shutdown, SockFlag, accept4, shutdown},
-    },
+use nix::sys::{
+    epoll::{Epoll, EpollEvent, EpollFlags},
+    socket::{Shutdown, shutdown},
 };
 use slipgate_abi::DropReason;
 
@@ -59,10 +56,11 @@ use self::{
     session::{RX, TX, Vmm, feature},
 };
 use super::{
+    accepting::{self, Accepted},
     framing::{FrameQueue, MOST_QUEUED},
     packets::{CSUM, Packet, TSO4, TSO6, USO4, USO6, sound, takes},
     segmentation,
-    stream::{SHORTAGE_NS, owned},
+    stream::SHORTAGE_NS,
 };
 use crate::{
     packet::Version,
@@ -159,33 +157,26 @@ impl RingLink {
         Ok(())
     }
 
-    /// Accepts the VMM that waits, if none is connected; returns whether it did. To be called at the end
-    /// of every turn: who has waited causes no event.
-    ///
-    /// # Errors
-    /// The kernel can't watch the connection.
-    pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> io::Result<bool> {
+    /// Accepts the VMM that waits, if none is connected. To be called at the end of every turn: who has
+    /// waited causes no event.
+    pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> Accepted {
         self.again_ns = None;
         if self.is_over || self.vmm.is_some() {
-            return Ok(false);
+            return Accepted::No;
         }
         let Some(listener) = &self.listener else {
-            return Ok(false);
+            return Accepted::No;
         };
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let socket = match accept4(listener.as_raw_fd(), flags) {
-            Ok(socket) => owned(socket),
-            Err(Errno::EAGAIN) => return Ok(false),
-            // Its event has come, and comes no more.
-            Err(_) => {
+        match accepting::accept(listener, epoll, key) {
+            Ok(Some(socket)) => self.vmm = Some(Vmm::new(socket)),
+            Ok(None) => return Accepted::No,
+            Err(short) => {
                 self.again_ns = Some(now_ns + SHORTAGE_NS);
-                return Ok(false);
+                return short.accepted();
             }
-        };
-        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, key))?;
-        self.vmm = Some(Vmm::new(socket));
+        }
         tracing::debug!("a VMM has connected");
-        Ok(true)
+        Accepted::Yes
     }
 
     /// Time at which a turn is due without an event, ns.

@@ -1,7 +1,10 @@
 //! A connected VMM: what it has told of its guest, and how its requests are carried out.
 use std::os::fd::OwnedFd;
 
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::{
+    errno::Errno,
+    sys::epoll::{Epoll, EpollEvent, EpollFlags},
+};
 
 use super::{
     memory::Memory,
@@ -250,7 +253,11 @@ impl Vmm {
                 let kick = kick.ok_or(Wrong::Kick)?;
                 let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
                 let event = EpollEvent::new(events, kick_key);
-                epoll.add(&kick, event).map_err(|_| Wrong::Kick)?;
+                epoll.add(&kick, event).map_err(|error| match error {
+                    // This user watches too much already, or the host has no memory.
+                    Errno::ENOSPC | Errno::ENOMEM => Wrong::NoPlace,
+                    _ => Wrong::Kick,
+                })?;
                 self.rings[nth].kick = Some(kick);
                 self.restart(nth)?;
             }

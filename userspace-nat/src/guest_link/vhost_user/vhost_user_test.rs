@@ -1,4 +1,5 @@
 use std::{
+    fs::File,
     net::SocketAddr,
     os::{
         fd::{AsFd as _, AsRawFd as _},
@@ -7,7 +8,13 @@ use std::{
     sync::Arc,
 };
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        socket::{SockFlag, accept4},
+    },
+};
 use slipgate_abi::Ip4;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
@@ -818,9 +825,70 @@ fn what_could_not_be_accepted_is_tried_again_without_an_event() {
     let (listener, _other) = UnixStream::pair().unwrap();
     let mut link = RingLink::new(listener.into(), false);
     let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
-    assert!(!link.accept(&epoll, 1, 5).unwrap());
+    assert_eq!(link.accept(&epoll, 1, 5), Accepted::No);
     assert_eq!(link.due_ns(), Some(5 + SHORTAGE_NS));
-    // Nobody is there: the event tells of the next.
-    let vmm = FakeVmm::new();
-    assert_eq!(vmm.link.due_ns(), None);
+    // Nobody is there: the event tells of the next, and nothing is due any more.
+    let listener = FakeVmm::new().link.listener.take().unwrap();
+    link.listener = Some(listener);
+    assert_eq!(link.accept(&epoll, 1, 6), Accepted::No);
+    assert_eq!(link.due_ns(), None);
+}
+
+#[test]
+fn a_vmm_that_cannot_be_watched_is_refused_and_the_next_is_served() {
+    let mut vmm = FakeVmm::new();
+    vmm.let_go();
+    assert!(vmm.link.vmm.is_none());
+    vmm.connect_unheard();
+    let nothing = Epoll(File::open("/dev/null").unwrap().into());
+    assert_eq!(vmm.link.accept(&nothing, 1, 5), Accepted::Refused);
+    assert_eq!(vmm.link.due_ns(), Some(5 + SHORTAGE_NS));
+    assert!(!vmm.is_connected(), "it learns of it");
+    vmm.connect();
+    vmm.set_up(ALL);
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert_eq!(vmm.used(RX).len(), 1);
+}
+
+/// The limit is the whole process's.
+#[test]
+fn a_message_whose_descriptors_find_no_place_ends_the_connection_and_the_next_one_serves() {
+    let child = "guest_link::vhost_user::tests::with_few_descriptors";
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([child, "--exact", "--ignored", "--test-threads=1"])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+#[ignore = "the child of a_message_whose_descriptors_find_no_place_ends_the_connection_and_the_next_one_serves"]
+fn with_few_descriptors() {
+    let mut vmm = ready(ALL);
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    let next = || File::open("/dev/null").unwrap().as_raw_fd() as u64;
+    // What it was started with has any numbers: none above these.
+    let _low: Vec<_> = std::iter::repeat_with(|| File::open("/dev/null").unwrap())
+        .take_while(|file| file.as_raw_fd() < 500)
+        .collect();
+    let before = next();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    // There is a place for one of the two.
+    setrlimit(Resource::RLIMIT_NOFILE, before + 1, hard).unwrap();
+    let fds = [writer.as_raw_fd(); 2];
+    vmm.ask(request::SET_MEM_TABLE, &[0; 8], &fds);
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+    assert_eq!(vmm.wrong, Some(Wrong::NoPlace));
+    drop(writer);
+    let mut ended = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+    let ended = poll(&mut ended, PollTimeout::ZERO);
+    assert_eq!(ended, Ok(1), "none is left open");
+    // It gives all anew.
+    vmm.connect();
+    vmm.set_up(ALL);
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert_eq!(vmm.used(RX).len(), 1);
 }

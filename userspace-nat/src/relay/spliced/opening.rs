@@ -24,7 +24,7 @@ use crate::{
     packet::Version,
     poll::{Context, Interest},
     port::single,
-    tcp::{headers_len, keep_urgent_in_place},
+    tcp::headers_len,
 };
 
 impl Relay {
@@ -53,7 +53,6 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&target.vm) else {
             return stream::reset_host(host);
         };
-        keep_urgent_in_place(&host);
         served.counts.streams += 1;
         served.counts.spliced += 1;
         served.counts.streams_accepted += 1;
@@ -102,7 +101,6 @@ impl Relay {
         if !is_begun || cx.poller.add(&socket, token, Interest::Edges).is_err() {
             return self.continue_by_tap(key, cx);
         }
-        keep_urgent_in_place(&socket);
         spliced.state = State::Connecting(Inside {
             socket,
             key: inside_key,

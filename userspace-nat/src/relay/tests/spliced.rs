@@ -2,14 +2,14 @@
 //! tests' own: its guest has the address 127.0.0.1.
 use std::{
     io::{IoSlice, IoSliceMut, Write as _},
-    net::{Ipv4Addr, Ipv6Addr, Shutdown},
+    net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpStream},
     os::fd::{AsRawFd as _, OwnedFd},
     thread,
 };
 
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recvmsg, send, sendmsg,
-    setsockopt, socket, socketpair, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, getsockopt, recvmsg, send,
+    sendmsg, setsockopt, socket, socketpair, sockopt,
 };
 use slipgate_model::NAMESPACE_SOCKETS;
 
@@ -112,6 +112,28 @@ fn connect_in(
         service.is_some()
     });
     (world, [clients.remove(0), service.unwrap()])
+}
+
+/// An answer with more than one descriptor, which none of that process has.
+#[test]
+fn of_an_answer_with_several_descriptors_none_is_used_and_none_stays_open() {
+    for count in [2, 3, 9] {
+        let (ours, theirs) = channel();
+        let mut sockets = NamespaceSockets::new(ours, MANY_FILES);
+        let (reader, passed) = channel();
+        let fds = vec![passed.as_raw_fd(); count];
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let (parts, flags) = ([IoSlice::new(&[4])], MsgFlags::MSG_NOSIGNAL);
+        sendmsg::<()>(theirs.as_raw_fd(), &parts, &rights, flags, None).unwrap();
+        drop(passed);
+        assert!(sockets.take(Version::V4).is_none());
+        // The end: nobody has the other side any more.
+        let mut byte = [0];
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let end = recvmsg::<()>(reader.as_raw_fd(), &mut parts, None, flags);
+        assert_eq!(end.map(|end| end.bytes), Ok(0), "{count}");
+    }
 }
 
 fn quiet() -> End {
@@ -375,6 +397,50 @@ fn urgent_data_arrives_in_its_place_both_ways() {
         let received = &clients[1].end.received;
         assert!(received.starts_with(b"before!behind"), "{side}");
         assert!(received[13..] == clients[0].end.send);
+    }
+}
+
+/// Before the client is accepted, and before the connection to the guest stands.
+#[test]
+fn urgent_data_before_a_connection_is_looked_at_displaces_no_other() {
+    let (mut world, at, listener) = world();
+    let mut clients = vec![Client::connect(at, quiet())];
+    let say = |stream: &TcpStream| {
+        for (data, flags) in [
+            (&b"a"[..], MsgFlags::MSG_OOB),
+            (b"b", MsgFlags::MSG_OOB),
+            (b"behind", MsgFlags::empty()),
+        ] {
+            send(stream.as_raw_fd(), data, flags).unwrap();
+        }
+    };
+    say(&clients[0].stream);
+    let mut service = None;
+    world.run(&mut clients, 1_000, |_, _| {
+        if let Ok((stream, _)) = listener.accept() {
+            stream.set_nonblocking(true).unwrap();
+            say(&stream);
+            service = Some(stream);
+        }
+        service.is_some()
+    });
+    let stream = service.unwrap();
+    clients.push(Client {
+        stream,
+        end: quiet(),
+    });
+    world.run(&mut clients, 1_000, |_, clients| {
+        clients.iter().all(|client| client.end.received.len() == 8)
+    });
+    assert!(clients.iter().all(|it| it.end.received == b"abbehind"));
+    assert_eq!(world.relay.counts(VM).spliced, 1);
+}
+
+#[test]
+fn a_socket_of_the_namespace_keeps_urgent_data_in_place_before_it_is_connected() {
+    for version in [Version::V4, Version::V6] {
+        let socket = sockets(version).take(version).unwrap();
+        assert_eq!(getsockopt(&socket, sockopt::OobInline), Ok(true));
     }
 }
 

@@ -79,6 +79,29 @@ fn urgent_data_of_a_client_arrives_in_its_place_once() {
     assert_eq!(world.relay.counts(VM).streams_reset, 0);
 }
 
+/// All of it before the engine accepts the connection: a second urgent byte displaces no other.
+#[test]
+fn urgent_data_of_a_client_before_it_is_accepted_arrives_whole() {
+    let mut world = perfect();
+    let addr = world.forward_tcp(80);
+    world
+        .guest
+        .listen(80, End::new(Vec::new(), Close::AfterPeer));
+    let mut clients = [Client::connect(addr, End::new(Vec::new(), Close::WhenSent))];
+    for (data, flags) in [
+        (&b"a"[..], MsgFlags::MSG_OOB),
+        (b"b", MsgFlags::MSG_OOB),
+        (b"behind", MsgFlags::empty()),
+    ] {
+        let sent = send(clients[0].stream.as_raw_fd(), data, flags);
+        assert_eq!(sent, Ok(data.len()));
+    }
+    world.run(&mut clients, 10_000, |world, clients| {
+        clients[0].end.eof && world.guest.ends[0].1.eof
+    });
+    assert_eq!(world.guest.ends[0].1.received, b"abbehind");
+}
+
 #[test]
 fn either_side_may_end_first_and_go_on_receiving() {
     for (client, guest) in [
