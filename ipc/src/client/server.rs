@@ -12,7 +12,7 @@ use std::{
     fs, io,
     io::Write as _,
     os::{
-        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
             fs::PermissionsExt as _,
             net::{UnixListener, UnixStream},

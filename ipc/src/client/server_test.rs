@@ -1,5 +1,6 @@
 use std::{
     io::{BufRead as _, BufReader, IoSlice, Read as _},
+    os::fd::AsRawFd as _,
     thread,
     time::Duration,
 };
