@@ -27,6 +27,7 @@ use slipgate_ipc::client::{
 
 pub(crate) use self::machine::JoinedMachine;
 use crate::{
+    asking::{Asking, signal_to_stop},
     serve::{signals, timeout_of},
     vm::StoppedEarly,
 };
@@ -65,7 +66,7 @@ impl Claim {
 
     /// Has the daemon serve the VM for this process. Returns the lifeline, and the VM as it is served.
     /// `returns`: another daemon did so before.
-    fn make(&self, daemon: &Path, returns: bool) -> anyhow::Result<(UnixStream, VmStatus)> {
+    fn make(&self, daemon: &Path, returns: bool) -> Made {
         let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
         ours.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
@@ -95,7 +96,16 @@ impl Claim {
             _ => bail!("the daemon gave another answer: it is of another version"),
         }
     }
+
+    /// As [`Claim::make`], in a thread.
+    fn begin(&self, daemon: &Path, returns: bool) -> anyhow::Result<Asking<Made>> {
+        let (daemon, claim) = (daemon.to_owned(), self.clone());
+        Asking::begin("daemon", move || claim.make(&daemon, returns))
+    }
 }
+
+/// What [`Claim::make`] returns.
+type Made = anyhow::Result<(UnixStream, VmStatus)>;
 
 /// A VM that the daemon serves for this process.
 #[derive(Debug)]
@@ -116,7 +126,7 @@ pub(crate) struct JoinedVm {
 #[derive(Debug)]
 struct Search {
     until: Instant,
-    asking: Option<JoinHandle<anyhow::Result<(UnixStream, VmStatus)>>>,
+    asking: Option<JoinHandle<Made>>,
 }
 
 /// News about a VM that a daemon serves for this process.
@@ -134,17 +144,19 @@ impl JoinedVm {
     /// Has the daemon serve a VM. `uplink`: the device by which it is to leave, if that matters.
     ///
     /// # Errors
-    /// The daemon does not serve it; the error says why.
+    /// The daemon does not serve it, and the error says why; or a signal asks to stop ([`StoppedEarly`]).
     pub(crate) fn join(
         daemon: &Path,
         definition: VmDefinition,
         uplink: Option<String>,
+        signals: &SignalFd,
     ) -> anyhow::Result<Self> {
         let claim = Claim::Brought {
             definition: Box::new(definition),
             uplink,
         };
-        let (lifeline, claimed) = claim.make(daemon, false)?;
+        let asking = claim.begin(daemon, false)?;
+        let (lifeline, claimed) = asking.answer_unless_stopped(signals)??;
         Ok(Self::with(daemon, claim, lifeline, claimed))
     }
 
@@ -172,7 +184,16 @@ impl JoinedVm {
         let mut say = Some(say);
         let mut pause = ASK_AGAIN;
         loop {
-            let why = match claim.make(daemon, false) {
+            let asking = claim.begin(daemon, false)?;
+            if say.is_some()
+                && !asking.is_over_within(signals, SAYS_AFTER)?
+                && let Some(say) = say.take()
+            {
+                say(format!(
+                    "{name} waits: the daemon was asked to take its machine, and has not answered yet"
+                ));
+            }
+            let why = match asking.answer_unless_stopped(signals)? {
                 Ok((lifeline, claimed)) => return Ok(Self::with(daemon, claim, lifeline, claimed)),
                 Err(e) if e.is::<Busy>() => e,
                 Err(e) => return Err(e),
@@ -336,15 +357,6 @@ fn stop_within(signals: &SignalFd, time: Duration) -> anyhow::Result<Option<Sign
     signal_to_stop(signals)
 }
 
-/// Returns a signal that has come and asks to stop.
-fn signal_to_stop(signals: &SignalFd) -> anyhow::Result<Option<Signal>> {
-    let info = signals.read_signal()?;
-    let signal =
-        info.map(|info| Signal::try_from(info.ssi_signo as i32).unwrap_or(Signal::SIGTERM));
-    // The policy and the flow log are the daemon's.
-    Ok(signal.filter(|signal| *signal != Signal::SIGHUP))
-}
-
 /// Whether a daemon that is just starting may be the reason.
 fn is_passing(e: &anyhow::Error) -> bool {
     let of_socket = e.downcast_ref::<ClientError>();
@@ -363,11 +375,13 @@ pub fn attach_to_daemon(
     uplink: Option<String>,
 ) -> anyhow::Result<()> {
     let signals = signals(&[]).context("waiting for signals")?;
-    let join = |definition| JoinedVm::join(daemon, definition, uplink.clone());
-    let mut vms: Vec<JoinedVm> = definitions
-        .into_iter()
-        .map(join)
-        .collect::<anyhow::Result<_>>()?;
+    let join = |definition| JoinedVm::join(daemon, definition, uplink.clone(), &signals);
+    let joined = definitions.into_iter().map(join);
+    let mut vms: Vec<JoinedVm> = match joined.collect::<anyhow::Result<_>>() {
+        // The daemon removes those that it serves already: their lifelines are closed.
+        Err(e) if e.is::<StoppedEarly>() => return Ok(()),
+        vms => vms?,
+    };
     let names: Vec<&str> = vms.iter().map(JoinedVm::name).collect();
     let mut out = io::stdout().lock();
     writeln!(out, "slipgate: ready: {}, by the daemon", names.join(", "))

@@ -72,3 +72,64 @@ fn a_daemon_that_takes_no_machine_is_given_up_with_its_reason() {
          the TAP tapweb of web is not served yet"
     );
 }
+
+/// A daemon that takes each question, and answers none. It keeps the connections.
+fn silent_daemon(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    thread::spawn(move || {
+        let mut asked = Vec::new();
+        for stream in listener.incoming() {
+            let stream = stream.unwrap();
+            BufReader::new(&stream)
+                .read_line(&mut String::new())
+                .unwrap();
+            asked.push(stream);
+        }
+    });
+}
+
+#[test]
+fn a_machine_whose_daemon_never_answers_says_so_and_is_stopped_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    silent_daemon(&socket);
+    let signals = signals(&[]).unwrap();
+    let began = Instant::now();
+    let mut said = None;
+    let joined = JoinedVm::run_as_once(&socket, "web", &signals, |waits| {
+        said = Some((began.elapsed(), waits));
+        raise(Signal::SIGHUP).unwrap();
+        assert_eq!(stop_within(&signals, Duration::ZERO).unwrap(), None);
+        raise(Signal::SIGINT).unwrap();
+    });
+    let took = began.elapsed();
+    let (after, waits) = said.unwrap();
+    assert_eq!(
+        waits,
+        "web waits: the daemon was asked to take its machine, and has not answered yet"
+    );
+    assert!(after >= SAYS_AFTER, "{after:?}");
+    assert!(took < SAYS_AFTER + Duration::from_secs(1), "{took:?}");
+    let stopped = joined.unwrap_err();
+    assert_eq!(
+        stopped.to_string(),
+        "stopped by SIGINT before the guest ran"
+    );
+    assert_eq!(crate::exit_status(&stopped), 130);
+}
+
+#[test]
+fn a_vm_whose_daemon_never_answers_is_given_up_at_a_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    silent_daemon(&socket);
+    let signals = signals(&[]).unwrap();
+    raise(Signal::SIGTERM).unwrap();
+    let began = Instant::now();
+    let joined = JoinedVm::join(&socket, VmDefinition::default(), None, &signals);
+    assert!(began.elapsed() < Duration::from_secs(1));
+    assert!(joined.unwrap_err().is::<StoppedEarly>());
+    raise(Signal::SIGTERM).unwrap();
+    let vms = vec![VmDefinition::default()];
+    attach_to_daemon(&socket, vms, None).unwrap();
+}

@@ -23,6 +23,7 @@
 //! [`kernel_state`] is everything that the broker has in the kernel. [`policy_apply`] puts another
 //! policy in force, [`control_api`] answers clients; both work on the [`parts`]. [`serve`] is the
 //! loop that drives them.
+mod asking;
 pub mod config;
 mod control_api;
 mod handover;

@@ -5,6 +5,7 @@
 //! NAT. If the NAT fails, the VM is stopped, because its flows would no longer be admitted.
 use std::{
     collections::BTreeSet,
+    os::fd::BorrowedFd,
     path::{Path, PathBuf},
     process::ExitCode,
     thread::{self, JoinHandle},
@@ -17,7 +18,7 @@ use serde::Serialize;
 use slipgate_abi::IfIndex;
 use slipgate_control::{Users, device::Device, host::HostFacts};
 use slipgate_ipc::{
-    client::{ClientAnswer, ClientRequest, Target, VmDefinition, ask, ask_within},
+    client::{ClientAnswer, ClientError, ClientRequest, Target, VmDefinition, ask, ask_within},
     engine::{EngineRequest, OnExit},
     vmm::VmmEnd,
 };
@@ -25,6 +26,7 @@ use slipgate_policy::document::ConfigError;
 
 use crate::{
     DAEMON_SOCKET,
+    asking::Asking,
     config::{Config, Mode, RunConfig},
     counted,
     handover::HandedOver,
@@ -242,10 +244,10 @@ fn start(
     (begun, signals): (anyhow::Result<BegunVmm>, &SignalFd),
 ) -> anyhow::Result<Running> {
     if let Some(daemon) = &daemon {
-        config.nat.network.mtu = mtu_of_taps(daemon, config);
+        config.nat.network.mtu = mtu_of_taps(daemon, config, signals)?;
     }
-    let of = |daemon| absent_taps_of(daemon, &config.machine.tap);
-    let taken = daemon.as_ref().map(of).unwrap_or_default();
+    let of = |daemon| absent_taps_of(daemon, &config.machine.tap, signals);
+    let taken = daemon.as_ref().map(of).transpose()?.unwrap_or_default();
     let mut vm = Vm::prepare(config, images, &taken, None, log, begun)?;
     let tap = tap_index(&config.machine.tap).filter(|_| !vm.leaves_tap);
     if let Some(daemon) = daemon {
@@ -278,28 +280,56 @@ fn start(
 /// The TAPs of a daemon's VMs that have none now: a new VM's TAP of that name would be served as theirs.
 /// Those that are there the kernel gives nobody else. Where the user gives the name, it is not asked: it
 /// refuses one that is another VM's.
-fn absent_taps_of(daemon: &Daemon, name: &str) -> BTreeSet<String> {
+///
+/// # Errors
+/// A signal asks to stop ([`StoppedEarly`]).
+fn absent_taps_of(
+    daemon: &Daemon,
+    name: &str,
+    signals: &SignalFd,
+) -> anyhow::Result<BTreeSet<String>> {
     if daemon.kept.is_some() || !name.contains("%d") {
-        return BTreeSet::new();
+        return Ok(BTreeSet::new());
     }
-    match ask(&daemon.socket, ClientRequest::AbsentTaps) {
-        Ok(ClientAnswer::AbsentTaps { taps }) => taps.into_iter().collect(),
-        // It will say why it serves none.
-        Ok(_) | Err(_) => BTreeSet::new(),
-    }
+    Ok(
+        match ask_unless_stopped(daemon, ClientRequest::AbsentTaps, signals)? {
+            Ok(ClientAnswer::AbsentTaps { taps }) => taps.into_iter().collect(),
+            // It will say why it serves none.
+            Ok(_) | Err(_) => BTreeSet::new(),
+        },
+    )
 }
 
 /// The MTU that a daemon gives the TAPs that it serves, for the card of a guest that boots: it is made
 /// before the daemon serves its TAP. One that is restored knows an MTU already.
-fn mtu_of_taps(daemon: &Daemon, config: &RunConfig) -> Option<u32> {
+///
+/// # Errors
+/// A signal asks to stop ([`StoppedEarly`]).
+fn mtu_of_taps(
+    daemon: &Daemon,
+    config: &RunConfig,
+    signals: &SignalFd,
+) -> anyhow::Result<Option<u32>> {
     if config.machine.restore.is_some() {
-        return None;
+        return Ok(None);
     }
-    match ask(&daemon.socket, ClientRequest::GuestNetwork) {
-        Ok(ClientAnswer::GuestNetwork { network }) => network.mtu,
-        // It will say why it serves none.
-        Ok(_) | Err(_) => None,
-    }
+    Ok(
+        match ask_unless_stopped(daemon, ClientRequest::GuestNetwork, signals)? {
+            Ok(ClientAnswer::GuestNetwork { network }) => network.mtu,
+            // It will say why it serves none.
+            Ok(_) | Err(_) => None,
+        },
+    )
+}
+
+/// Asks the daemon a question without descriptors.
+fn ask_unless_stopped(
+    daemon: &Daemon,
+    request: ClientRequest<BorrowedFd<'static>>,
+    signals: &SignalFd,
+) -> anyhow::Result<Result<ClientAnswer, ClientError>> {
+    let socket = daemon.socket.clone();
+    Asking::begin("daemon", move || ask(&socket, request))?.answer_unless_stopped(signals)
 }
 
 /// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
@@ -323,7 +353,7 @@ fn join(
     let asked = Instant::now();
     let joined = match daemon.kept {
         Some(_) => JoinedVm::run_as(&daemon.socket, &definition.name, signals),
-        None => JoinedVm::join(&daemon.socket, definition, daemon.uplink),
+        None => JoinedVm::join(&daemon.socket, definition, daemon.uplink, signals),
     };
     let joined = joined.and_then(|joined| match daemon.kept {
         Some(_) => check_mtu(config).map(|()| joined),

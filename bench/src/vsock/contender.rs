@@ -21,7 +21,7 @@ use crate::{
     contender::{self, NatProcess, named, version_of},
     guest_machine::{GuestMachine, in_time, is_vcpu, number, place},
     machine::Pinning,
-    process_tree::descendants,
+    process_tree,
     vsock::program::WRITE_BYTES,
 };
 
@@ -212,14 +212,8 @@ impl Served {
     /// process or the kernel's thread that takes its rings, or passes its bytes on.
     pub(super) fn device_time(&self) -> Duration {
         let vmm = cpu_time::of_threads(self.vmm, |name| !is_vcpu(name));
-        // socat serves a connection by a child.
-        let back_end = self.back_end.map(|pid| {
-            let processes = [vec![pid], descendants(pid)].concat();
-            let times = processes
-                .into_iter()
-                .map(|one| cpu_time::of_threads(one, |_| true));
-            times.sum::<Duration>()
-        });
+        // socat serves a connection by a child, which ends with it.
+        let back_end = self.back_end.map(process_tree::cpu_time);
         let kernel = match self.socket {
             Some(_) => Duration::ZERO,
             None => kernel_s_time(self.vmm),

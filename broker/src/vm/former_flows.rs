@@ -4,21 +4,18 @@
 //! engine may hang, or be replaced just then: a daemon has another one within some ten seconds, and the
 //! request is made again meanwhile.
 use std::{
-    os::{
-        fd::{AsFd as _, BorrowedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::BorrowedFd,
     path::{Path, PathBuf},
-    sync::mpsc::{self, Receiver},
     thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
 use slipgate_ipc::{
     client::{ClientAnswer, ClientError, ClientRequest, ErrorKind, Target, ask_within},
     engine::{EngineReply, EngineRequest},
 };
+
+use crate::asking::Asking;
 
 /// Time within which the flows have to be ended, for instance while another engine is started: twice
 /// what a broker takes to notice that one hangs.
@@ -37,11 +34,7 @@ pub(crate) enum Patience {
 
 /// The end of a VM's flows, while it is under way in a thread.
 #[derive(Debug)]
-pub(crate) struct EndingFlows {
-    /// Its other end is closed when the result is there.
-    over: UnixStream,
-    result: Receiver<Result<u64, String>>,
-}
+pub(crate) struct EndingFlows(Asking<Result<u64, String>>);
 
 impl EndingFlows {
     /// Has the daemon behind a socket end the flows of a VM.
@@ -49,23 +42,13 @@ impl EndingFlows {
     /// # Errors
     /// No thread can be made.
     pub(crate) fn begin(daemon: PathBuf, name: String) -> anyhow::Result<Self> {
-        let (over, theirs) = UnixStream::pair().context("making a pair of sockets")?;
-        let (result, receiver) = mpsc::channel();
-        let end = move || {
-            let ended = end_flows(&daemon, &name, ENDED_WITHIN, Patience::ForTheEngine);
-            // Nobody listens where the machine has ended meanwhile.
-            let _ = result.send(ended);
-            drop(theirs);
-        };
-        let spawned = thread::Builder::new().name("former".into()).spawn(end);
-        spawned.context("starting a thread that ends the VM's flows")?;
-        let result = receiver;
-        Ok(Self { over, result })
+        let end = move || end_flows(&daemon, &name, ENDED_WITHIN, Patience::ForTheEngine);
+        Asking::begin("former", end).map(Self)
     }
 
     /// Readable when [`EndingFlows::result`] does not wait.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.over.as_fd()
+        self.0.fd()
     }
 
     /// Waits until they have ended. Returns how many there were.
@@ -73,7 +56,7 @@ impl EndingFlows {
     /// # Errors
     /// They can't be ended, or not in time; the text says why.
     pub(crate) fn result(self) -> Result<u64, String> {
-        let result = self.result.recv();
+        let result = self.0.answer();
         result.unwrap_or_else(|_| Err("the thread that asks has failed".into()))
     }
 }
