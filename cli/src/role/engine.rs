@@ -100,7 +100,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
             "--flow-log: reading the file's end; give a file that can be read and appended to",
         )?;
         if let Err(e) = record::end_torn_line(&mut file) {
-            // A full disk, for one. Records that can't be written are counted later.
+            // A full disk, for one. The next record that is written shares that line.
             tracing::warn!("--flow-log: the end of a torn line can't be written: {e}");
         }
         writer.set_file(Box::new(file));

@@ -52,14 +52,18 @@ pub(super) fn accept(
     match watch(&socket, epoll, key) {
         Ok(()) => Ok(Some(socket)),
         Err(error) => {
-            tracing::warn!(
-                "a guest's connection was closed: the kernel can't watch it ({error}). ENOSPC: this user \
-                 watches too much; raise fs.epoll.max_user_watches, or end other programs. Let the VMM \
-                 connect again"
-            );
+            warn_of(error, "was closed");
             Err(Short { has_refused: true })
         }
     }
+}
+
+/// Warns that a guest's connection can't be watched. `outcome`: what has become of it.
+pub(super) fn warn_of(error: Errno, outcome: &str) {
+    tracing::warn!(
+        "a guest's connection {outcome}: the kernel can't watch it ({error}). ENOSPC: this user watches too \
+         much; raise fs.epoll.max_user_watches, or end other programs"
+    );
 }
 
 /// Has a set tell what comes on a connection, for as long as it has not been read.

@@ -161,16 +161,22 @@ impl StreamLink {
         if !matches!(self.state, State::Waiting) {
             return Accepted::No;
         }
-        self.again_ns = None;
+        let was_short = self.again_ns.take().is_some();
         let accepted = match &mut self.origin {
             Origin::Listener(listener) => accepting::accept(listener, epoll, key),
             Origin::Given { unwatched, .. } => match unwatched.take() {
                 // No other guest ever comes: it is not refused.
-                Some(socket) if accepting::watch(&socket, epoll, key).is_err() => {
-                    *unwatched = Some(socket);
-                    Err(Short { has_refused: false })
-                }
-                socket => Ok(socket),
+                Some(socket) => match accepting::watch(&socket, epoll, key) {
+                    Ok(()) => Ok(Some(socket)),
+                    Err(error) => {
+                        if !was_short {
+                            accepting::warn_of(error, "waits");
+                        }
+                        *unwatched = Some(socket);
+                        Err(Short { has_refused: false })
+                    }
+                },
+                None => Ok(None),
             },
         };
         let socket = match accepted {

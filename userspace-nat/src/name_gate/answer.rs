@@ -49,7 +49,7 @@ impl Judge {
         let (floor_s, ceiling_s) = (dns.ttl_floor_s, dns.ttl_ceiling_s);
         let mut until = BTreeMap::new();
         for &(address, ttl_s) in &chain.addresses {
-            // A ceiling below the floor is none.
+            // Where the ceiling is below the floor, the floor applies.
             let lasts_s = ttl_s.saturating_sub(age_s).min(ceiling_s).max(floor_s);
             let until_ns = now_ns + u64::from(lasts_s) * SECOND_NS;
             let longest = until.entry(address).or_insert(until_ns);

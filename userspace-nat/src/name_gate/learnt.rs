@@ -263,6 +263,10 @@ impl Learnt {
             }
             let last = &mut opening.last;
             if last.is_to_be_noted() {
+                if last.noted_ns > last.until_ns {
+                    // A successor may find no room for the earlier time: rather none than the later one.
+                    changes.push(Change::Ended(vm, address, name.clone()));
+                }
                 last.noted_ns = last.until_ns;
                 changes.push(Change::Opened(vm, address, name.clone(), last.until_ns));
             }

@@ -52,7 +52,8 @@
 //! differs between systems, and new programs are not to use it (RFC 6093 sections 3 to 6). So the server
 //! has each byte once and in order, as with `SO_OOBINLINE`, and is not signalled. The segments are counted
 //! for each VM. The same holds the other way: sockets have that option from before they are connected
-//! ([`crate::inet::keep_urgent_in_place`]), so what a server sends as urgent comes to the guest as data. Data on a SYN is not taken; its sender sends it again.
+//! ([`crate::inet::keep_urgent_in_place`]), so what a server sends as urgent comes to the guest as data.
+//! Data on a SYN is not taken; its sender sends it again.
 mod connection;
 mod early;
 mod options;

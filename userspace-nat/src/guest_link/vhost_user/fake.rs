@@ -4,6 +4,8 @@ use std::{
     fs::File,
     io::IoSlice,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -45,6 +47,8 @@ const WRITE: u16 = 2;
 const LISTENER_KEY: u64 = 1;
 const LINK_KEY: u64 = 2;
 const KICK_KEY: u64 = 3;
+/// Time for another process to start, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A link with a VMM that is connected to it.
 #[derive(Debug)]
@@ -137,10 +141,16 @@ impl FakeVmm {
         self.turn();
     }
 
-    /// Ends its connection.
+    /// Ends its connection, and waits until the link has heard of it: a process that another test starts
+    /// just now has copies of all sockets until it runs its program.
     pub fn let_go(&mut self) {
         self.socket = None;
+        let deadline = Instant::now() + PATIENCE;
         self.turn();
+        while self.link.vmm.is_some() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+            self.turn();
+        }
     }
 
     /// Connects, and waits to be accepted.
@@ -157,6 +167,15 @@ impl FakeVmm {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
         let peeked = recv(socket.as_raw_fd(), &mut [0], flags);
         !matches!(peeked, Ok(0) | Err(Errno::ECONNRESET | Errno::EPIPE))
+    }
+
+    /// Whether the link closes the connection, or has done so: see [`FakeVmm::let_go`].
+    pub fn is_closed(&self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        while self.is_connected() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        !self.is_connected()
     }
 
     /// Lets the link do what there is to do, as the port does; frames of the guest wait. Returns the

@@ -23,10 +23,12 @@ const FREE: usize = 10;
 fn without_descriptors_some_sockets_are_missing_and_none_is_lost() {
     // The limit is the whole process's.
     let child = "relay::tests::namespace::with_few_descriptors";
-    let status = Command::new(std::env::current_exe().unwrap())
+    let ran = Command::new(std::env::current_exe().unwrap())
         .args([child, "--exact", "--ignored", "--test-threads=1"])
-        .status();
-    assert!(status.unwrap().success());
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && said.contains("1 passed"), "{ran:?}");
 }
 
 #[test]

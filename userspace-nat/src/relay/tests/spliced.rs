@@ -3,13 +3,16 @@
 use std::{
     io::{IoSlice, IoSliceMut, Write as _},
     net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpStream},
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     thread,
 };
 
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, getsockopt, recvmsg, send,
-    sendmsg, setsockopt, socket, socketpair, sockopt,
+use nix::{
+    poll::{PollFd, PollFlags, poll},
+    sys::socket::{
+        AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, getsockopt, recvmsg, send,
+        sendmsg, setsockopt, socket, socketpair, sockopt,
+    },
 };
 use slipgate_model::NAMESPACE_SOCKETS;
 
@@ -127,7 +130,10 @@ fn of_an_answer_with_several_descriptors_none_is_used_and_none_stays_open() {
         sendmsg::<()>(theirs.as_raw_fd(), &parts, &rights, flags, None).unwrap();
         drop(passed);
         assert!(sockets.take(Version::V4).is_none());
-        // The end: nobody has the other side any more.
+        // The end: nobody has the other side any more, once a process that another test may start just now
+        // runs its program.
+        let mut waits = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut waits, 10_000_u16), Ok(1), "{count}");
         let mut byte = [0];
         let mut parts = [IoSliceMut::new(&mut byte)];
         let flags = MsgFlags::MSG_DONTWAIT;
