@@ -10,7 +10,9 @@ use anyhow::{Error, Result, ensure};
 use serde_json::Value;
 use slipgate_testbed::{
     World,
-    builtin_guest::{Device, check_disk_image, disk_image, disk_image_in_memory},
+    builtin_guest::{
+        Device, check_disk_image, check_room_in_memory, disk_image, disk_image_in_memory,
+    },
     requirements,
 };
 
@@ -191,8 +193,17 @@ pub(crate) fn measure(
     conditions: &mut Conditions,
 ) -> (Vec<Cell>, Vec<Table>) {
     let missing_before = conditions.missing.len();
+    // Hours may pass until the tables have the reason.
+    let room = check_room_in_memory(Action::Write.requests(quick) * BLOCK_BYTES);
+    let room = room.map_err(|why| format!("nothing is measured: {why}"));
+    if let Err(why) = &room {
+        eprintln!("{DISK}: {why}");
+    }
     let mut present = ALL.to_vec();
-    present.retain(|contender| conditions.note(contender.name(), contender.version()));
+    present.retain(|contender| {
+        let version = room.clone().map_err(Error::msg);
+        conditions.note(contender.name(), version.and_then(|()| contender.version()))
+    });
     let image = disk_image(IMAGE_BYTES);
     let mut cells = Vec::new();
     for round in 1..=rounds {

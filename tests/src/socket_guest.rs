@@ -49,8 +49,21 @@ impl SocketGuest {
     /// # Errors
     /// The guest can't be made.
     pub fn over(stream: UnixStream) -> Result<Self> {
+        Self::with(stream, |ns| TapQueue::alone(ns, GUEST_DEVICE))
+    }
+
+    /// The same, as libkrun has it: the guest leaves checksums and segments to its card, and what it says
+    /// about them does not pass the stream, which has no place for it.
+    ///
+    /// # Errors
+    /// The guest can't be made.
+    pub fn of_libkrun(stream: UnixStream) -> Result<Self> {
+        Self::with(stream, |ns| TapQueue::offloading(ns, GUEST_DEVICE))
+    }
+
+    fn with(stream: UnixStream, tap: impl FnOnce(&NetNs) -> Result<TapQueue>) -> Result<Self> {
         let ns = NetNs::new("socket-guest")?;
-        let tap = TapQueue::alone(&ns, GUEST_DEVICE)?;
+        let tap = tap(&ns)?;
         let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
         // Its MTU is that of its lease.
         ns.ip(&format!("link set {GUEST_DEVICE} address {mac} up"))?;

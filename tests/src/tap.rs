@@ -139,10 +139,19 @@ impl TapQueue {
     /// # Errors
     /// The device can't be made.
     pub fn alone(ns: &NetNs, name: &str) -> Result<TapQueue> {
+        Self::single(ns, name, false)
+    }
+
+    /// The same with offloads.
+    pub(crate) fn offloading(ns: &NetNs, name: &str) -> Result<TapQueue> {
+        Self::single(ns, name, true)
+    }
+
+    fn single(ns: &NetNs, name: &str, offloads: bool) -> Result<TapQueue> {
         let options = TapOptions {
             ethernet: true,
             vnet_hdr: true,
-            offloads: false,
+            offloads,
             queues: 1,
         };
         let queue = Self::open(ns, name, options)?.pop();

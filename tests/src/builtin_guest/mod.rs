@@ -11,7 +11,7 @@ mod under_slipgate;
 
 use std::{env, path::PathBuf, time::Duration};
 
-pub use disk_image::{check_disk_image, disk_image, disk_image_in_memory};
+pub use disk_image::{check_disk_image, check_room_in_memory, disk_image, disk_image_in_memory};
 pub use firecracker::{Firecracker, FirecrackerSnapshot, JAILER, jailer, run_jailed};
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;

@@ -1,12 +1,16 @@
 //! Limits of a VMM by cgroup v2, on a host that has its controllers: the VMM is below its limits while
-//! it runs, is killed above them, which is reported, and leaves no cgroup.
+//! it runs, and leaves no cgroup. Each limit is exceeded too: a VMM above that of memory is killed, one with
+//! too few threads is not made, one that wants more CPU time waits, and each is reported.
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Child,
+    thread,
+    time::{Duration, Instant},
 };
 
-use slipgate_testbed::{Error, Result, error::Tried};
+use slipgate_testbed::{Error, Result, error::Tried, signal};
 
 use crate::boot::mount;
 
@@ -16,6 +20,18 @@ const ENOUGH_BYTES: u64 = 400 << 20;
 const TOO_LITTLE_BYTES: u64 = 40 << 20;
 /// Memory that a guest has touched once its kernel prints, at least, bytes.
 const TOUCHED_BYTES: u64 = 24 << 20;
+/// Threads that are too few for a machine of two vCPUs, and how its run ends.
+const TOO_FEW_THREADS: u32 = 4;
+pub(crate) const NOT_MADE: [i32; 1] = [1];
+/// CPU time that is too little for a boot, percent of a CPU. Two vCPUs want up to 200.
+const TOO_LITTLE_PERCENT: u32 = 20;
+/// Most that a VMM with so little has over this time: the kernel hands out a part of it at a time.
+const HAD_PERCENT: u128 = 40;
+const HAD_OVER: Duration = Duration::from_secs(2);
+/// Time for a guest to want more than it may have, and to be held back.
+const THROTTLED_WITHIN: Duration = Duration::from_secs(120);
+/// Exit status of a run that SIGTERM ends.
+const TERMINATED: i32 = 143;
 /// Exit status of `slipgate run` whose VMM died, and of one that died before there was a machine.
 pub(crate) const KILLED: [i32; 2] = [122, 1];
 
@@ -66,20 +82,31 @@ impl Limits {
 
     /// Flags of `slipgate run` by which the guest has room.
     pub(crate) fn flags(&self) -> Vec<String> {
-        self.flags_with(ENOUGH_BYTES)
+        self.flags_with(300, ENOUGH_BYTES, 64)
     }
 
     /// Flags by which it has not.
     pub(crate) fn flags_that_kill(&self) -> Vec<String> {
-        self.flags_with(TOO_LITTLE_BYTES)
+        self.flags_with(300, TOO_LITTLE_BYTES, 64)
     }
 
-    fn flags_with(&self, memory_bytes: u64) -> Vec<String> {
+    /// Flags by which its VMM can't be made for want of threads.
+    pub(crate) fn flags_of_few_threads(&self) -> Vec<String> {
+        self.flags_with(300, ENOUGH_BYTES, TOO_FEW_THREADS)
+    }
+
+    /// Flags by which its VMM has less CPU time than it wants.
+    pub(crate) fn flags_that_throttle(&self) -> Vec<String> {
+        self.flags_with(TOO_LITTLE_PERCENT, ENOUGH_BYTES, 64)
+    }
+
+    fn flags_with(&self, cpu_percent: u32, memory_bytes: u64, threads: u32) -> Vec<String> {
         let parent = self.parent.display().to_string();
-        let memory = memory_bytes.to_string();
-        ["--cgroup", &parent, "--cpu-max", "300"]
+        let [cpu, memory] = [cpu_percent.into(), memory_bytes].map(|it: u64| it.to_string());
+        let threads = threads.to_string();
+        ["--cgroup", &parent, "--cpu-max", &cpu]
             .into_iter()
-            .chain(["--memory-max", &memory, "--pids-max", "64"])
+            .chain(["--memory-max", &memory, "--pids-max", &threads])
             .map(str::to_owned)
             .collect()
     }
@@ -135,6 +162,71 @@ impl Limits {
             )));
         }
         println!("limits: a VMM above --memory-max was killed, and slipgate says so");
+        self.check_left()
+    }
+
+    /// Checks how a run by [`Limits::flags_of_few_threads`] ended.
+    ///
+    /// # Errors
+    /// There was a machine, or the limit was not reported.
+    pub(crate) fn check_not_made(&self, status: Option<i32>, stderr: &str) -> Result<()> {
+        let is_expected = status.is_some_and(|status| NOT_MADE.contains(&status));
+        if !is_expected || !stderr.contains("for it reached --pids-max") {
+            return Err(Error::unexpected(format!(
+                "a VMM that may have {TOO_FEW_THREADS} threads ended with {status:?}: {stderr}"
+            )));
+        }
+        println!("limits: a VMM above --pids-max was not made, and slipgate says so");
+        self.check_left()
+    }
+
+    /// Checks a run by [`Limits::flags_that_throttle`], which has just begun, and ends it.
+    ///
+    /// # Errors
+    /// It had more CPU time than it may all the time, or was not held back, or that was not reported.
+    pub(crate) fn check_throttled(&self, running: Child) -> Result<()> {
+        let until = Instant::now() + THROTTLED_WITHIN;
+        let read = |name: &str| {
+            let children = self.children().unwrap_or_default();
+            fs::read_to_string(children.first()?.join(name)).ok()
+        };
+        let stat = |name: &str| {
+            let text = read("cpu.stat")?;
+            let line = text.lines().find(|line| line.starts_with(name))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        };
+        while stat("throttled_usec").unwrap_or(0) == 0 && Instant::now() < until {
+            thread::sleep(Duration::from_millis(50));
+        }
+        let limit = read("cpu.max").unwrap_or_default();
+        // Where the machine itself stood still, its CPU's thread had all of that time, and pays it back.
+        let mut had_percent = None;
+        while had_percent.is_none_or(|had| had > HAD_PERCENT) && Instant::now() < until {
+            let (before_us, began) = (stat("usage_usec"), Instant::now());
+            thread::sleep(HAD_OVER);
+            let (after_us, took) = (stat("usage_usec"), began.elapsed());
+            let (Some(before_us), Some(after_us)) = (before_us, after_us) else {
+                break;
+            };
+            let had = u128::from(after_us - before_us) * 100 / took.as_micros();
+            println!("limits: a VMM with {TOO_LITTLE_PERCENT} % of a CPU had {had} %");
+            had_percent = Some(had);
+        }
+        signal(running.id(), libc::SIGTERM);
+        let end = running.wait_with_output().tried("wait for slipgate run")?;
+        let stderr = String::from_utf8_lossy(&end.stderr);
+        let is_set = limit.trim() == format!("{TOO_LITTLE_PERCENT}000 100000");
+        let is_little = had_percent.is_some_and(|had| had <= HAD_PERCENT);
+        let is_said = stderr.contains("--cpu-max has held the VMM's threads back for");
+        let is_ended = end.status.code() == Some(TERMINATED);
+        if !(is_set && is_little && is_said && is_ended) {
+            return Err(Error::unexpected(format!(
+                "a VMM that may have {TOO_LITTLE_PERCENT} % of a CPU had {had_percent:?} % at last, by \
+                 the limit {limit:?}, and ended with {}: {stderr}",
+                end.status
+            )));
+        }
+        println!("limits: a VMM above --cpu-max was held back, and slipgate says so");
         self.check_left()
     }
 

@@ -24,7 +24,7 @@ use slipgate_testbed::{
 };
 
 use crate::{
-    limits::{KILLED, Limits},
+    limits::{KILLED, Limits, NOT_MADE},
     stuck,
 };
 
@@ -195,6 +195,13 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         let killed = world.host.output_with(killed, &KILLED)?;
         let stderr = String::from_utf8_lossy(&killed.stderr);
         limits.check_killed(killed.status.code(), &stderr)?;
+        let not_made = run(&limits.flags_of_few_threads())?;
+        let not_made = world.host.output_with(not_made, &NOT_MADE)?;
+        let stderr = String::from_utf8_lossy(&not_made.stderr);
+        limits.check_not_made(not_made.status.code(), &stderr)?;
+        let mut slow = run(&limits.flags_that_throttle())?;
+        slow.stdout(Stdio::null()).stderr(Stdio::piped());
+        limits.check_throttled(world.host.spawn(slow)?)?;
     }
     Ok(end)
 }

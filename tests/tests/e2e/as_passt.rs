@@ -242,6 +242,18 @@ fn as_libvirt_9_0_starts_passt_a_guest_at_the_socket_has_its_network() {
 /// muvm's and libkrun's way: `passt -q -f --fd N`.
 #[test]
 fn as_muvm_starts_passt_a_guest_by_a_descriptor_has_its_network() {
+    works_by_a_descriptor(SocketGuest::over);
+}
+
+/// libkrun offers its guest checksums and segmentation (`COMPAT_NET_FEATURES`), and takes the header that
+/// tells of them away in front of the stream: segments are as long as a frame can be, above any MTU, and
+/// have half a checksum, questions to the resolver as well.
+#[test]
+fn a_guest_of_libkrun_may_leave_checksums_and_segments_to_its_card() {
+    works_by_a_descriptor(SocketGuest::of_libkrun);
+}
+
+fn works_by_a_descriptor(guest: impl FnOnce(UnixStream) -> slipgate_testbed::Result<SocketGuest>) {
     require_root_and_tun!();
     let place = Place::new();
     let _servers = serve(&place);
@@ -268,7 +280,7 @@ fn as_muvm_starts_passt_a_guest_by_a_descriptor_has_its_network() {
         line.starts_with("slipgate: ready: guest-") && line.ends_with("is connected\n"),
         "{line}"
     );
-    let guest = SocketGuest::over(theirs).unwrap();
+    let guest = guest(theirs).unwrap();
     assert_eq!(guest.dhcp(WAIT).unwrap().address, GUEST);
     works(&guest);
     drop(guest);
