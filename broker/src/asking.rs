@@ -16,8 +16,6 @@ use nix::{
     sys::{signal::Signal, signalfd::SignalFd},
 };
 
-use crate::{serve::timeout_of, vm::StoppedEarly};
-
 /// A question that is being asked. Once this is dropped, nobody listens for the answer: the thread ends
 /// when it comes, or with the process.
 #[derive(Debug)]
@@ -118,3 +116,21 @@ pub(crate) fn signal_to_stop(signals: &SignalFd) -> anyhow::Result<Option<Signal
     // The policy and the flow log are the daemon's.
     Ok(signal.filter(|signal| *signal != Signal::SIGHUP))
 }
+
+/// A signal has asked to stop before the guest ran.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped by {signal} before the guest ran")]
+pub(crate) struct StoppedEarly {
+    pub(crate) signal: Signal,
+}
+
+/// Returns the time-out of a poll that is not to return before this is over.
+pub(crate) fn timeout_of(wait: Duration) -> PollTimeout {
+    // Cut to milliseconds, the last one would be spent on polls that do not wait.
+    let ms = wait.as_nanos().div_ceil(1_000_000);
+    PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX)
+}
+
+#[cfg(test)]
+#[path = "asking_test.rs"]
+mod tests;

@@ -27,9 +27,8 @@ use slipgate_ipc::client::{
 
 pub(crate) use self::machine::JoinedMachine;
 use crate::{
-    asking::{Asking, signal_to_stop},
-    serve::{signals, timeout_of},
-    vm::StoppedEarly,
+    asking::{Asking, StoppedEarly, signal_to_stop, timeout_of},
+    serve::signals,
 };
 
 /// How long another daemon is waited for.

@@ -27,6 +27,7 @@ use slipgate_policy::document::ConfigError;
 use crate::{
     DAEMON_SOCKET,
     asking::Asking,
+    asking::StoppedEarly,
     config::{Config, Mode, RunConfig},
     counted,
     handover::HandedOver,
@@ -39,8 +40,7 @@ use crate::{
     serve::{Broker, End, signals},
     start::{self, Inputs},
     vm::{
-        BegunVmm, ENDED_WITHIN, EndingFlows, How, Images, Inherits, Report, ReportFile,
-        StoppedEarly, Vm, micros,
+        BegunVmm, ENDED_WITHIN, EndingFlows, How, Images, Inherits, Report, ReportFile, Vm, micros,
     },
 };
 

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
+    poll::{PollFd, PollFlags, poll},
     sys::{
         signal::{SigHandler, SigSet, Signal, signal},
         signalfd::{SfdFlags, SignalFd},
@@ -27,6 +27,7 @@ use slipgate_ipc::{
 };
 
 use crate::{
+    asking::timeout_of,
     control_api::{BUSY, Pending},
     counted,
     handover::hand_over,
@@ -48,13 +49,6 @@ const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Time within which machines have to take back what the end of the daemon interrupts.
 const TAKEN_BACK_WITHIN: Duration = Duration::from_secs(15);
-
-/// Returns the time-out of a poll that is not to return before this is over.
-pub(crate) fn timeout_of(wait: Duration) -> PollTimeout {
-    // Cut to milliseconds, the last one would be spent on polls that do not wait.
-    let ms = wait.as_nanos().div_ceil(1_000_000);
-    PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX)
-}
 
 /// Reason for which the loop ended in order.
 #[derive(Debug)]

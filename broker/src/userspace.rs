@@ -78,13 +78,14 @@ pub use self::{
     machine::run_userspace_vm,
 };
 use crate::{
+    asking::timeout_of,
     config::{Config, VmConfig},
     host::{self, HostResolvers},
     kernel_state::{Ipv6Wish, Uplink, check_source, find_uplink, forward_texts, network_view},
     output_files::{open_flow_log, open_pcap},
     process::{ChildProcess, Metrics, Outgoing},
     role::Role,
-    serve::{signals, timeout_of},
+    serve::signals,
     start::listen_for_metrics,
 };
 

@@ -34,7 +34,7 @@ use self::{
 pub(crate) use self::{
     console::Typed,
     former_flows::{ENDED_WITHIN, EndingFlows},
-    report::{How, Inherits, Report, ReportFile, Stages, StoppedEarly, micros, printable},
+    report::{How, Inherits, Report, ReportFile, Stages, micros, printable},
     vmm_process::VmmProcess,
 };
 pub use self::{

@@ -13,8 +13,9 @@ use slipgate_ipc::{client::VmStatus, engine::OnExit};
 
 use super::{JoinedVm, News};
 use crate::{
+    asking::timeout_of,
     process::MESSAGES_AT_ONCE,
-    serve::{End, timeout_of},
+    serve::End,
     vm::{Typed, Vm},
 };
 

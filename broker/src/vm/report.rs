@@ -8,15 +8,13 @@ use std::{
 };
 
 use anyhow::Context as _;
-use nix::{
-    fcntl::{FcntlArg, OFlag, fcntl},
-    sys::signal::Signal,
-};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use serde::Serialize;
 use slipgate_ipc::{client::VmDefinition, vmm::GuestEnd};
 use slipgate_policy::document::{ConfigError, Quotas};
 
 use crate::{
+    asking::StoppedEarly,
     config::{Config, MachineSpec, Mode, RunConfig},
     counted, say,
 };
@@ -346,13 +344,6 @@ impl How {
             )),
         }
     }
-}
-
-/// A signal has asked to stop before the guest ran.
-#[derive(Debug, thiserror::Error)]
-#[error("stopped by {signal} before the guest ran")]
-pub(crate) struct StoppedEarly {
-    pub(crate) signal: Signal,
 }
 
 /// The exit status of a command that failed, or that a signal stopped at its beginning.

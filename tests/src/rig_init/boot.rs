@@ -14,6 +14,8 @@ use slipgate_testbed::{
     rig::{COMMAND, EXIT_PORT, FAILED, MODULES, REPORT_DEVICE, WELL},
 };
 
+use crate::mount::mount;
+
 const MOUNTS: [(&CStr, &CStr); 5] = [
     (c"proc", c"/proc"),
     (c"sysfs", c"/sys"),
@@ -68,21 +70,6 @@ pub(crate) fn given() -> Option<bool> {
         Err(error) => println!("could not start `{command}`: {error}"),
     }
     Some(status.is_ok_and(|status| status.success()))
-}
-
-/// Mounts a file system that needs no data.
-pub(crate) fn mount(kind: &CStr, place: &CStr) -> Result<()> {
-    // SAFETY: NUL-terminated strings, no data.
-    let mounted = unsafe {
-        libc::mount(
-            kind.as_ptr(),
-            place.as_ptr(),
-            kind.as_ptr(),
-            0,
-            std::ptr::null(),
-        )
-    };
-    done(mounted.into()).tried(format!("mount {kind:?} on {place:?}"))
 }
 
 /// Loads the initramfs' modules, in their order.

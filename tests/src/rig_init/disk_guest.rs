@@ -16,7 +16,10 @@ use slipgate_testbed::{
     rig::{DISK_DEVICE, DISK_WORK, DiskLine, DiskWork},
 };
 
-use crate::boot::{load_modules, make_raw, mount};
+use crate::{
+    boot::{load_modules, make_raw},
+    mount::mount,
+};
 
 const CONSOLE: &str = "/dev/console";
 const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";

@@ -12,7 +12,7 @@ use std::{
 
 use slipgate_testbed::{Error, Result, error::Tried, signal};
 
-use crate::boot::mount;
+use crate::mount::mount;
 
 const MOUNT_POINT: &str = "/sys/fs/cgroup";
 /// Memory limit in which the guest has room, bytes, and one that its kernel alone exceeds.

@@ -11,6 +11,7 @@ mod checks;
 mod disk;
 mod disk_guest;
 mod limits;
+mod mount;
 mod nested;
 mod saved;
 mod static_keys;
