@@ -7,21 +7,53 @@ use nix::sys::signal::raise;
 
 use super::*;
 
-/// A daemon that does not serve the TAP, however often it is asked.
-fn busy_daemon(path: &Path) {
+/// A daemon that takes each question, and does this with who asked it.
+fn daemon(path: &Path, mut answer: impl FnMut(UnixStream) + Send + 'static) {
     let listener = UnixListener::bind(path).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
+            let stream = stream.unwrap();
             BufReader::new(&stream)
                 .read_line(&mut String::new())
                 .unwrap();
-            let answer = ClientAnswer::busy("the TAP tapweb of web is not served yet");
-            serde_json::to_writer(&mut stream, &answer).unwrap();
-            // Who asked may be gone.
-            let _ = stream.write_all(b"\n");
+            answer(stream);
         }
     });
+}
+
+/// A daemon that does not serve the TAP, however often it is asked.
+fn busy_daemon(path: &Path) {
+    daemon(path, |mut stream| {
+        let answer = ClientAnswer::busy("the TAP tapweb of web is not served yet");
+        serde_json::to_writer(&mut stream, &answer).unwrap();
+        // Who asked may be gone.
+        let _ = stream.write_all(b"\n");
+    });
+}
+
+/// A daemon that answers no question. It keeps the connections.
+fn silent_daemon(path: &Path) {
+    let mut asked = Vec::new();
+    daemon(path, move |stream| asked.push(stream));
+}
+
+/// Has a machine join, which a signal stops once it says what it waits for. Returns when it said so, what
+/// it said, and why it ended. Fails unless it ends soon.
+fn stopped_when_it_waits(socket: &Path, signal: Signal) -> (Duration, String, anyhow::Error) {
+    let signals = signals(&[]).unwrap();
+    let began = Instant::now();
+    let mut said = None;
+    let joined = JoinedVm::run_as_once(socket, "web", &signals, |waits| {
+        said = Some((began.elapsed(), waits));
+        // One that is none of this command's, and one that is.
+        raise(Signal::SIGHUP).unwrap();
+        assert_eq!(stop_within(&signals, Duration::ZERO).unwrap(), None);
+        raise(signal).unwrap();
+    });
+    let took = began.elapsed();
+    let (after, waits) = said.unwrap();
+    assert!(took < SERVED_WITHIN / 2, "{took:?}");
+    (after, waits, joined.unwrap_err())
 }
 
 #[test]
@@ -29,18 +61,7 @@ fn a_machine_that_waits_for_its_tap_says_so_and_is_stopped_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     busy_daemon(&socket);
-    let signals = signals(&[]).unwrap();
-    let began = Instant::now();
-    let mut said = None;
-    let joined = JoinedVm::run_as_once(&socket, "web", &signals, |waits| {
-        said = Some((began.elapsed(), waits));
-        // One that is none of this command's, and one that is.
-        raise(Signal::SIGHUP).unwrap();
-        assert_eq!(stop_within(&signals, Duration::ZERO).unwrap(), None);
-        raise(Signal::SIGTERM).unwrap();
-    });
-    let took = began.elapsed();
-    let (after, waits) = said.unwrap();
+    let (after, waits, stopped) = stopped_when_it_waits(&socket, Signal::SIGTERM);
     assert!(
         after >= SAYS_AFTER && after < SERVED_WITHIN / 2,
         "{after:?}"
@@ -50,8 +71,6 @@ fn a_machine_that_waits_for_its_tap_says_so_and_is_stopped_at_once() {
         "web waits until the daemon takes its machine, 20 s at most in all: \
          the TAP tapweb of web is not served yet"
     );
-    assert!(took < SERVED_WITHIN / 2, "{took:?}");
-    let stopped = joined.unwrap_err();
     assert_eq!(
         stopped.to_string(),
         "stopped by SIGTERM before the guest ran"
@@ -73,44 +92,17 @@ fn a_daemon_that_takes_no_machine_is_given_up_with_its_reason() {
     );
 }
 
-/// A daemon that takes each question, and answers none. It keeps the connections.
-fn silent_daemon(path: &Path) {
-    let listener = UnixListener::bind(path).unwrap();
-    thread::spawn(move || {
-        let mut asked = Vec::new();
-        for stream in listener.incoming() {
-            let stream = stream.unwrap();
-            BufReader::new(&stream)
-                .read_line(&mut String::new())
-                .unwrap();
-            asked.push(stream);
-        }
-    });
-}
-
 #[test]
 fn a_machine_whose_daemon_never_answers_says_so_and_is_stopped_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     silent_daemon(&socket);
-    let signals = signals(&[]).unwrap();
-    let began = Instant::now();
-    let mut said = None;
-    let joined = JoinedVm::run_as_once(&socket, "web", &signals, |waits| {
-        said = Some((began.elapsed(), waits));
-        raise(Signal::SIGHUP).unwrap();
-        assert_eq!(stop_within(&signals, Duration::ZERO).unwrap(), None);
-        raise(Signal::SIGINT).unwrap();
-    });
-    let took = began.elapsed();
-    let (after, waits) = said.unwrap();
+    let (after, waits, stopped) = stopped_when_it_waits(&socket, Signal::SIGINT);
     assert_eq!(
         waits,
         "web waits: the daemon was asked to take its machine, and has not answered yet"
     );
     assert!(after >= SAYS_AFTER, "{after:?}");
-    assert!(took < SERVED_WITHIN / 2, "{took:?}");
-    let stopped = joined.unwrap_err();
     assert_eq!(
         stopped.to_string(),
         "stopped by SIGINT before the guest ran"

@@ -62,6 +62,8 @@ mod state;
 pub mod stats;
 pub mod tcp;
 #[cfg(test)]
+mod test_child;
+#[cfg(test)]
 mod test_vm;
 pub mod userspace_port;
 pub mod vm;

@@ -52,6 +52,20 @@ fn reload(by: &ByRules, default: Action, rules: &[&str]) {
     by.0.borrow_mut().set_policies(set, &[(VM, 0)], 1);
 }
 
+/// The same with one rule, by which an opening lasts for so long at most.
+fn reload_with_ceiling(by: &ByRules, rule: &str, ttl_ceiling_s: u32) {
+    let dns = DnsSettings {
+        ttl_ceiling_s,
+        ..DnsSettings::default()
+    };
+    let settings = Settings {
+        dns,
+        ..Settings::default()
+    };
+    let set = PolicySet::new(vec![policy(Action::Deny, &[rule]).with(settings)]);
+    by.0.borrow_mut().set_policies(set, &[(VM, 0)], 1);
+}
+
 fn is_open(by: &ByRules, port: u16) -> bool {
     by.0.borrow().decide(VM, to(port), 1).decision.is_allowed()
 }
@@ -369,16 +383,7 @@ fn however_often_the_rules_change_a_name_keeps_its_time_and_its_order() {
     reload(&by, Action::Deny, &["deny longer.test", "allow *.test"]);
     assert!(open_at(at(400) - 1) && !open_at(at(400)));
     // Nor is it open for longer than the present rules say.
-    let dns = DnsSettings {
-        ttl_ceiling_s: 10,
-        ..DnsSettings::default()
-    };
-    let short = policy(Action::Deny, &["allow *.test"]).with(Settings {
-        dns,
-        ..Settings::default()
-    });
-    by.0.borrow_mut()
-        .set_policies(PolicySet::new(vec![short]), &[(VM, 0)], 1);
+    reload_with_ceiling(&by, "allow *.test", 10);
     let end_ns = 1 + 10 * SECOND_NS;
     assert!(open_at(end_ns - 1) && !open_at(end_ns));
 }
@@ -415,17 +420,7 @@ fn of_an_opening_that_a_reload_shortens_no_successor_reads_the_longer_time() {
     let by = judge(Action::Deny, &["allow *.test:443"]);
     restored(&by, &[("a.test".to_owned(), 60 * SECOND_NS)]);
     by.0.borrow_mut().take_changes();
-    let dns = DnsSettings {
-        ttl_ceiling_s: 40,
-        ..DnsSettings::default()
-    };
-    let settings = Settings {
-        dns,
-        ..Settings::default()
-    };
-    let shorter = policy(Action::Deny, &["allow *.test:443"]).with(settings);
-    by.0.borrow_mut()
-        .set_policies(PolicySet::new(vec![shorter]), &[(VM, 0)], 1);
+    reload_with_ceiling(&by, "allow *.test:443", 40);
     let changes = by.0.borrow_mut().take_changes();
     let noted = changes.into_iter().map(|change| match change {
         Change::Opened(_, _, _, until_ns) => Some(until_ns),

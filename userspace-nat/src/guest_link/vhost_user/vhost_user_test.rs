@@ -834,6 +834,16 @@ fn what_could_not_be_accepted_is_tried_again_without_an_event() {
     assert_eq!(link.due_ns(), None);
 }
 
+/// Has another VMM connect, and a frame pass to its guest.
+fn the_next_is_served(vmm: &mut FakeVmm) {
+    vmm.connect();
+    vmm.set_up(ALL);
+    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert_eq!(vmm.used(RX).len(), 1);
+}
+
 #[test]
 fn a_vmm_that_cannot_be_watched_is_refused_and_the_next_is_served() {
     let mut vmm = FakeVmm::new();
@@ -844,24 +854,13 @@ fn a_vmm_that_cannot_be_watched_is_refused_and_the_next_is_served() {
     assert_eq!(vmm.link.accept(&nothing, 1, 5), Accepted::Refused);
     assert_eq!(vmm.link.due_ns(), Some(5 + SHORTAGE_NS));
     assert!(vmm.is_closed(), "it learns of it");
-    vmm.connect();
-    vmm.set_up(ALL);
-    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
-    assert_eq!(vmm.link.send(&tcp(100)), None);
-    vmm.turn();
-    assert_eq!(vmm.used(RX).len(), 1);
+    the_next_is_served(&mut vmm);
 }
 
 /// The limit is the whole process's.
 #[test]
 fn a_message_whose_descriptors_find_no_place_ends_the_connection_and_the_next_one_serves() {
-    let child = "guest_link::vhost_user::tests::with_few_descriptors";
-    let ran = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([child, "--exact", "--ignored", "--test-threads=1"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success() && said.contains("1 passed"), "{ran:?}");
+    crate::test_child::passes("guest_link::vhost_user::tests::with_few_descriptors");
 }
 
 #[test]
@@ -887,10 +886,5 @@ fn with_few_descriptors() {
     let ended = poll(&mut ended, PollTimeout::ZERO);
     assert_eq!(ended, Ok(1), "none is left open");
     // It gives all anew.
-    vmm.connect();
-    vmm.set_up(ALL);
-    vmm.make_available(RX, 0, &[(BUFFERS, 0x1000, true)]);
-    assert_eq!(vmm.link.send(&tcp(100)), None);
-    vmm.turn();
-    assert_eq!(vmm.used(RX).len(), 1);
+    the_next_is_served(&mut vmm);
 }

@@ -2,7 +2,6 @@
 use std::{
     fs::File,
     os::fd::AsRawFd as _,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -14,7 +13,7 @@ use super::{
     super::*,
     spliced::{MANY_FILES, answer, channel},
 };
-use crate::host_sockets::KEPT;
+use crate::{host_sockets::KEPT, test_child};
 
 /// Descriptors that are free in the test.
 const FREE: usize = 10;
@@ -22,13 +21,7 @@ const FREE: usize = 10;
 #[test]
 fn without_descriptors_some_sockets_are_missing_and_none_is_lost() {
     // The limit is the whole process's.
-    let child = "relay::tests::namespace::with_few_descriptors";
-    let ran = Command::new(std::env::current_exe().unwrap())
-        .args([child, "--exact", "--ignored", "--test-threads=1"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success() && said.contains("1 passed"), "{ran:?}");
+    test_child::passes("relay::tests::namespace::with_few_descriptors");
 }
 
 #[test]
