@@ -7,6 +7,7 @@
 //! sockets, which is what a relay without a guest's link costs, and with rinetd.
 
 mod contender;
+mod echo;
 mod exec_processes;
 mod footprint;
 mod forward;

@@ -1,8 +1,8 @@
 //! UDP through a contender: joined datagrams each way, small ones one way, and echoes.
 
 use std::{
-    io::{ErrorKind, IoSlice},
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    io::IoSlice,
+    net::{SocketAddr, UdpSocket},
     os::fd::AsRawFd as _,
     process::Command,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -14,11 +14,10 @@ use anyhow::{Result, anyhow, ensure};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use slipgate_testbed::{
     NetNs,
-    servers::{UdpServer, UdpService},
     world::{SERVER, UPLINK},
 };
 
-use super::footprint::Worker;
+use super::{echo, footprint::Worker};
 use crate::{
     contender::Stand,
     family::Family,
@@ -26,7 +25,6 @@ use crate::{
 };
 
 const PORT: u16 = 7005;
-const ECHO_PORT: u16 = 7006;
 /// Payload of a datagram that fills the MTU of all, bytes.
 const DATAGRAM: u16 = 1_472;
 /// Datagrams that are handed over in one call.
@@ -36,11 +34,7 @@ const WINDOW_BYTES: u64 = 8 * JOINED as u64 * DATAGRAM as u64;
 /// Time without an arrival after which what is under way counts as lost.
 const LOST_AFTER: Duration = Duration::from_millis(2);
 /// Time after which a receiver looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(50);
-/// Echoes under way, and their payload.
-const UNDER_WAY: usize = 32;
-const ECHO_BYTES: usize = 22;
-
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 const JOINED_UP: [Metric; 2] = [
     Unit::GigabitsPerSecond.of("rootless UDP GSO up"),
     Unit::Milliseconds.of("rootless UDP GSO up CPU per Gb"),
@@ -107,6 +101,9 @@ impl Udp {
     fn joined(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let server = bound(&stand.world.net, Some((SERVER, PORT).into()))?;
         let client = bound(stand.guest_ns(), None)?;
+        for end in [&server, &client] {
+            setsockopt(end, sockopt::UdpGroSegment, &true)?;
+        }
         client.connect((SERVER, PORT))?;
         server.connect(greeted(&client, &server)?)?;
         let (from, to) = match self {
@@ -128,13 +125,12 @@ impl Udp {
     }
 }
 
-fn bound(ns: &NetNs, address: Option<SocketAddr>) -> Result<UdpSocket> {
+pub(super) fn bound(ns: &NetNs, address: Option<SocketAddr>) -> Result<UdpSocket> {
     const BUFFER_BYTES: usize = 16 << 20;
     let any = SocketAddr::from(([0, 0, 0, 0], 0));
     let socket = ns.run(|| UdpSocket::bind(address.unwrap_or(any)))?;
     // Above the system's limit, as root.
     setsockopt(&socket, sockopt::RcvBufForce, &BUFFER_BYTES)?;
-    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
     socket.set_read_timeout(Some(LOOK))?;
     Ok(socket)
 }
@@ -142,7 +138,7 @@ fn bound(ns: &NetNs, address: Option<SocketAddr>) -> Result<UdpSocket> {
 /// Has the client greet, with several attempts, and returns the address that the server sees.
 ///
 /// What a contender still held of an earlier workload comes first, to the same port of the server.
-fn greeted(client: &UdpSocket, server: &UdpSocket) -> Result<SocketAddr> {
+pub(super) fn greeted(client: &UdpSocket, server: &UdpSocket) -> Result<SocketAddr> {
     const ATTEMPTS: usize = 40;
     let greeting = format!("hello from {}", client.local_addr()?);
     let mut buffer = vec![0; 65_536];
@@ -214,44 +210,11 @@ fn send_windowed(
 }
 
 fn echoes(stand: &Stand, limits: Limits) -> Result<Sample> {
-    let server = UdpServer::start(&stand.world.net, (SERVER, ECHO_PORT), UdpService::Echo)?;
-    let to = server.address();
-    let worker = Worker::of(stand)?;
-    let (count, took, cpu) = stand.in_guest(|| -> Result<_> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.connect(to)?;
-        socket.set_read_timeout(Some(LOOK))?;
-        exchange(&socket, limits.short / 10)?;
-        let before = worker.time()?;
-        let (count, took) = exchange(&socket, limits.short)?;
-        Ok((count, took, worker.time()?.saturating_sub(before)))
-    })?;
-    ensure!(count > 0, "no echo of {}", SocketAddrV4::to_string(&to));
+    let echoes = echo::measure(stand, limits)?;
     Ok(Sample::of(&[
-        (ECHOES[0].name, count as f64 / took.as_secs_f64() / 1e3),
-        (ECHOES[1].name, cpu.as_secs_f64() * 1e6 / count as f64),
+        (ECHOES[0].name, echoes.thousand_per_second),
+        (ECHOES[1].name, echoes.cpu_us),
     ]))
-}
-
-/// Has [`UNDER_WAY`] datagrams under way for a time. Returns how many came back.
-fn exchange(socket: &UdpSocket, time: Duration) -> Result<(u64, Duration)> {
-    let (mut count, started) = (0, Instant::now());
-    let payload = [0x5a; ECHO_BYTES];
-    while started.elapsed() < time {
-        for _ in 0..UNDER_WAY {
-            socket.send(&payload)?;
-        }
-        while started.elapsed() < time {
-            match socket.recv(&mut [0; 64]) {
-                Ok(_) => count += 1,
-                // All that was under way is lost.
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error.into()),
-            }
-            socket.send(&payload)?;
-        }
-    }
-    Ok((count, started.elapsed()))
 }
 
 #[cfg(test)]
