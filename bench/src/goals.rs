@@ -207,6 +207,8 @@ const ROOTLESS_TIMES: &[&str] = &[
 const ROOTLESS_CPU: &[&str] = &[
     "rootless up CPU per Gb",
     "rootless down CPU per Gb",
+    "rootless up ×8 CPU per Gb",
+    "rootless down ×8 CPU per Gb",
     "rootless connect-close CPU",
     "rootless request-response CPU",
     "rootless UDP GSO up CPU per Gb",
