@@ -97,7 +97,10 @@ fn a_frame_that_waits_for_room_is_seen_by_who_subscribes_meanwhile() {
     assert_eq!(drain(&to, |read| read == written), written);
     let first = tap.wait_for(LONG, |_| true).unwrap();
     let first = u64::from_ne_bytes(*first.bytes.first_chunk().unwrap());
-    assert!(first <= passed, "{first} passed as the {passed}th, unseen");
+    assert!(
+        first <= passed,
+        "{passed} had passed, and the first that was seen is {first}"
+    );
 }
 
 #[test]
