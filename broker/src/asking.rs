@@ -5,7 +5,7 @@ use std::{
         fd::{AsFd as _, BorrowedFd},
         unix::net::UnixStream,
     },
-    sync::mpsc::{self, Receiver, RecvError},
+    sync::mpsc::{self, Receiver, RecvError, TryRecvError},
     thread,
     time::{Duration, Instant},
 };
@@ -60,6 +60,18 @@ impl<T: Send + 'static> Asking<T> {
     /// The thread has panicked.
     pub(crate) fn answer(self) -> Result<T, RecvError> {
         self.answer.recv()
+    }
+
+    /// Returns the answer once it is there. Does not wait, and is not called again afterwards.
+    ///
+    /// # Errors
+    /// The thread has panicked.
+    pub(crate) fn answer_if_over(&self) -> Result<Option<T>, RecvError> {
+        match self.answer.try_recv() {
+            Ok(answer) => Ok(Some(answer)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(RecvError),
+        }
     }
 
     /// Waits for the answer, for so long at most. Returns whether it is there.

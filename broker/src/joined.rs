@@ -12,7 +12,6 @@ use std::{
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
-    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -120,12 +119,11 @@ pub(crate) struct JoinedVm {
     has_new_line: bool,
 }
 
-/// The search for another daemon. A daemon that is just starting may take long to answer, so a
-/// thread asks.
+/// The search for another daemon.
 #[derive(Debug)]
 struct Search {
     until: Instant,
-    asking: Option<JoinHandle<Made>>,
+    asking: Option<Asking<Made>>,
 }
 
 /// News about a VM that a daemon serves for this process.
@@ -263,36 +261,27 @@ impl JoinedVm {
                 asking: None,
             }
         });
-        if search
-            .asking
-            .as_ref()
-            .is_some_and(|asking| !asking.is_finished())
-        {
-            return Ok(());
-        }
-        let name = self.claim.name();
-        let answer = search.asking.take().map(|asking| {
-            asking
-                .join()
-                .unwrap_or_else(|_| bail!("asking the daemon has failed"))
-        });
-        match answer {
-            Some(Ok((lifeline, _))) => {
-                tracing::info!("{name} is served by another daemon");
-                self.lifeline = lifeline;
-                self.has_new_line = true;
-                self.search = None;
+        if let Some(asking) = &search.asking {
+            let answer = asking.answer_if_over();
+            let Some(answer) = answer.context("the thread that asks has failed")? else {
                 return Ok(());
+            };
+            let name = self.claim.name();
+            match answer {
+                Ok((lifeline, _)) => {
+                    tracing::info!("{name} is served by another daemon");
+                    self.lifeline = lifeline;
+                    self.has_new_line = true;
+                    self.search = None;
+                    return Ok(());
+                }
+                Err(e) if !is_passing(&e) || Instant::now() >= search.until => {
+                    return Err(e.context(format!("the daemon that served {name} has ended")));
+                }
+                Err(_) => {}
             }
-            Some(Err(e)) if !is_passing(&e) || Instant::now() >= search.until => {
-                return Err(e.context(format!("the daemon that served {name} has ended")));
-            }
-            Some(Err(_)) | None => {}
         }
-        let (daemon, claim) = (self.daemon.clone(), self.claim.clone());
-        let ask = move || claim.make(&daemon, true);
-        let asking = thread::Builder::new().name("daemon".into()).spawn(ask);
-        search.asking = Some(asking.context("starting a thread that asks for another daemon")?);
+        search.asking = Some(self.claim.begin(&self.daemon, true)?);
         Ok(())
     }
 

@@ -1,9 +1,15 @@
 use std::{
     io::{BufRead as _, BufReader},
     os::unix::net::UnixListener,
+    sync::mpsc,
+    thread,
 };
 
 use nix::sys::signal::raise;
+use slipgate_ipc::{
+    client::{VmChange, VmState},
+    engine::VmId,
+};
 
 use super::*;
 
@@ -124,4 +130,59 @@ fn a_vm_whose_daemon_never_answers_is_given_up_at_a_signal() {
     raise(Signal::SIGTERM).unwrap();
     let vms = vec![VmDefinition::default()];
     attach_to_daemon(&socket, vms, None).unwrap();
+}
+
+#[test]
+fn whoever_waits_for_another_daemon_does_so_without_waiting_in_a_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let (asks, asked) = mpsc::channel();
+    daemon(&socket, move |stream| asks.send(stream).unwrap());
+    let claimed = VmStatus {
+        definition: VmDefinition::default(),
+        id: VmId::new(7),
+        worker: 0,
+        generation: 1,
+        state: VmState::Served,
+        idle: false,
+        lacks_uplink: false,
+        guest_ipv6: None,
+        unserved_forwards: Vec::new(),
+    };
+    let claim = Claim::Kept { name: "web".into() };
+    let (lifeline, daemons) = UnixStream::pair().unwrap();
+    lifeline.set_nonblocking(true).unwrap();
+    let mut vm = JoinedVm::with(&socket, claim, lifeline, claimed.clone());
+    assert!(vm.new_line().is_some() && !vm.turn().unwrap());
+    drop(daemons);
+    // Of two questions the first is put off, and each is answered late.
+    for answer in [
+        ClientAnswer::busy("not yet"),
+        ClientAnswer::Vm {
+            vm: claimed.into(),
+            change: VmChange::Unchanged,
+        },
+    ] {
+        let began = Instant::now();
+        let mut stream = loop {
+            assert!(!vm.turn().unwrap() && began.elapsed() < DAEMON_WITHIN / 2);
+            match asked.recv_timeout(Duration::from_millis(1)) {
+                Ok(stream) => break stream,
+                Err(_) => continue,
+            }
+        };
+        for _ in 0..100 {
+            assert!(!vm.turn().unwrap());
+        }
+        assert!(asked.try_recv().is_err(), "it is asked once at a time");
+        assert!(vm.fd().is_none() && vm.new_line().is_none());
+        serde_json::to_writer(&mut stream, &answer).unwrap();
+        stream.write_all(b"\n").unwrap();
+    }
+    let began = Instant::now();
+    while vm.fd().is_none() {
+        assert!(!vm.turn().unwrap() && began.elapsed() < DAEMON_WITHIN / 2);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(vm.new_line().is_some() && vm.timeout().is_none());
 }

@@ -260,8 +260,12 @@ fn a_guest_that_cannot_be_watched_is_counted_and_the_next_is_served() {
     let now_ns = SystemClock.now_ns();
     assert!(!port.settle_link(now_ns).unwrap());
     assert_eq!(busy(&port), 1);
+    // Nor is the next one refused in the next turn.
+    assert!(!port.settle_link(now_ns).unwrap());
+    assert_eq!(busy(&port), 1);
     port.epoll = epoll;
-    assert!(port.settle_link(now_ns).unwrap());
+    let due_ns = port.link.due_ns().unwrap();
+    assert!(port.settle_link(due_ns).unwrap());
     assert_eq!(busy(&port), 1);
 }
 

@@ -99,11 +99,12 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         recorded = record::recorded_ids(&mut file).context(
             "--flow-log: reading the file's end; give a file that can be read and appended to",
         )?;
-        if let Err(e) = record::end_torn_line(&mut file) {
-            // A full disk, for one. The next record that is written shares that line.
-            tracing::warn!("--flow-log: the end of a torn line can't be written: {e}");
+        if let Err(e) = writer.continue_log(file) {
+            tracing::warn!(
+                "--flow-log: the end of a torn line can't be written: {e}; the next record that is written \
+                 ends it. A full disk needs room"
+            );
         }
-        writer.set_file(Box::new(file));
         log_output = Some(writer.into());
     }
     let mut log = FlowLog::to(log_output).of(start.flow_log_events.into_iter().collect());

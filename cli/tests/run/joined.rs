@@ -1,4 +1,14 @@
 //! `slipgate run` beside a daemon, which serves its VM for as long as it runs.
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::{Duration, Instant},
+};
+
 use slipgate_testbed::{
     PinDir, Slipgate, require_kvm, require_root_and_tun,
     servers::{TcpServer, TcpService},
@@ -70,6 +80,72 @@ fn the_card_of_a_machine_has_the_mtu_that_the_daemon_gives_its_tap() {
     let added = daemon.run(&["vm", "add", "web", "--tap", "tapweb"]);
     assert!(added.unwrap().status.success());
     assert_eq!(told(&["--as", "web"]), 1600);
+}
+
+/// Passes questions on to a daemon, and its answers back, but for one kind of question: that one is taken,
+/// and never answered. Tells of each.
+fn never_answer(socket: &Path, question: &'static str) -> Receiver<()> {
+    let behind = socket.with_extension("behind");
+    fs::rename(socket, &behind).unwrap();
+    let listener = UnixListener::bind(socket).unwrap();
+    let (tell, asked) = mpsc::channel();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, behind, tell) = (client.unwrap(), behind.clone(), tell.clone());
+            // One may ask while another waits for its answer.
+            thread::spawn(move || -> io::Result<()> {
+                let mut asks = String::new();
+                BufReader::new(&client).read_line(&mut asks)?;
+                if asks.contains(question) {
+                    let _ = tell.send(());
+                    // Until who asks has gone.
+                    return client.read(&mut [0]).map(drop);
+                }
+                let mut daemon = UnixStream::connect(&behind)?;
+                daemon.write_all(asks.as_bytes())?;
+                io::copy(&mut daemon, &mut client).map(drop)
+            });
+        }
+    });
+    asked
+}
+
+/// With `--as` as well, and already where the daemon is asked for the TAPs' MTU.
+#[test]
+fn a_machine_whose_daemon_never_answers_is_stopped_by_a_signal() {
+    const SAYS: &str = "web waits: the daemon was asked to take its machine";
+    require_root_and_tun!();
+    require_kvm!();
+    for (question, how, name, number) in [
+        ("run_vm", "--as", "web", libc::SIGTERM),
+        ("serve_vm", "--name", "other", libc::SIGINT),
+        ("guest_network", "--as", "web", libc::SIGTERM),
+    ] {
+        let bed = Bed::new();
+        let daemon = Slipgate::serve(&bed.world.host, &bed.pins, &["--uplink", UPLINK]).unwrap();
+        let added = daemon.run(&["vm", "add", "web", "--tap", "tapweb"]);
+        assert!(added.unwrap().status.success());
+        let asked = never_answer(&daemon.run_dir().unwrap().join("daemon.sock"), question);
+        let machine = bed.start_with(&[how, name, "--memory", "64", "--cmdline", "wait 60s"]);
+        asked.recv_timeout(WAIT).expect(question);
+        if question == "run_vm" {
+            eventually("it says so", || machine.stderr().contains(SAYS));
+        }
+        let began = Instant::now();
+        signal(machine.broker_pid(), number);
+        let end = machine.finish(WAIT).unwrap();
+        let (took, stderr) = (began.elapsed(), &end.stderr);
+        let code = end.status.code();
+        assert_eq!(code, Some(128 + number), "{question}: {stderr}");
+        let why = "before the guest ran";
+        assert!(stderr.contains(why), "{question}: {stderr}");
+        assert!(took < Duration::from_secs(5), "{question}: {took:?}");
+        let says = stderr.contains(SAYS);
+        assert_eq!(says, question == "run_vm", "{question}: {stderr}");
+        assert_eq!(end.report["outcome"], "not_started", "{question}");
+        let links = bed.world.host.ip("-brief link").unwrap();
+        assert!(!links.contains("tapweb"), "{links}");
+    }
 }
 
 /// The user of a process, from its status: its files in /proc are root's.

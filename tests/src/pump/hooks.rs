@@ -106,6 +106,8 @@ impl FrameTap {
 
 #[derive(Default)]
 pub(super) struct Hooks {
+    /// Number of changes so far.
+    pub(super) changes: u64,
     pub(super) filter: Option<Filter>,
     subscribers: Vec<(mpsc::SyncSender<SeenFrame>, Arc<AtomicU64>)>,
     pub(super) pcap: Option<PcapWriter>,

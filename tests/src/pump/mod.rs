@@ -5,6 +5,10 @@
 //! So a GSO frame stays one frame, and a partial checksum stays partial. One thread serves both
 //! directions, up to 64 frames from a queue before it looks at the next, and sleeps in `poll`
 //! when there is nothing. A write that fails (device down: EIO) loses that frame, and is counted.
+//!
+//! The hooks are locked from the moment they see a frame until it was written, or is on its way on an impaired
+//! link. So who has changed them meets no frame that was judged before. While a frame waits for room they
+//! are not locked; if they change meanwhile, they see it again, as if it came now.
 
 mod hooks;
 mod run;
@@ -57,7 +61,6 @@ struct Shared {
     count: bool,
     ethernet: bool,
     moved: [Moved; 2],
-    hooked: AtomicBool,
     hooks: Mutex<Hooks>,
     flows: Mutex<[FlowCounts; 2]>,
     impaired: Mutex<[ImpairmentCounts; 2]>,
@@ -98,7 +101,6 @@ impl Pump {
             count: sides.count,
             ethernet: sides.ethernet,
             moved: Default::default(),
-            hooked: AtomicBool::new(false),
             hooks: Mutex::default(),
             flows: Mutex::default(),
             impaired: Mutex::default(),
@@ -148,9 +150,7 @@ impl Pump {
     }
 
     pub(crate) fn subscribe(&self) -> FrameTap {
-        let tap = locked(&self.shared.hooks).subscribe();
-        self.shared.hooked.store(true, Ordering::SeqCst);
-        tap
+        self.hook(Hooks::subscribe)
     }
 
     pub(crate) fn write_pcap(&self, path: &Path) -> Result<()> {
@@ -164,9 +164,11 @@ impl Pump {
         Ok(())
     }
 
-    fn hook(&self, change: impl FnOnce(&mut Hooks)) {
-        change(&mut locked(&self.shared.hooks));
-        self.shared.hooked.store(true, Ordering::SeqCst);
+    /// Changes the hooks. When this returns, no frame is still to be passed that was judged before.
+    fn hook<T>(&self, change: impl FnOnce(&mut Hooks) -> T) -> T {
+        let mut hooks = locked(&self.shared.hooks);
+        hooks.changes += 1;
+        change(&mut hooks)
     }
 
     fn wake(&self) {
@@ -193,3 +195,7 @@ impl Drop for Pump {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[path = "pump_test.rs"]
+mod tests;

@@ -1,4 +1,5 @@
 use std::{
+    io::ErrorKind,
     os::fd::{AsRawFd, OwnedFd},
     sync::{Arc, atomic::Ordering},
     time::Instant,
@@ -98,8 +99,6 @@ impl Run {
     }
 
     fn move_batch(&mut self, direction: Direction, queue: &TapQueue) {
-        let shared = self.shared.clone();
-        let mut flows = shared.count.then(|| locked(&shared.flows));
         let now = Instant::now();
         for _ in 0..BATCH {
             let Ok(len) = queue.read(&mut self.buffer) else {
@@ -113,36 +112,58 @@ impl Run {
             let Some(bytes) = self.buffer.get(header..len) else {
                 continue;
             };
-            let vnet = VnetHdr::parse(&self.buffer[..header]).unwrap_or_default();
-            // Asked for each frame: who subscribes during a batch is to see the rest of it.
-            let fate = match shared.hooked.load(Ordering::SeqCst) {
-                true => locked(&shared.hooks).see(direction, &vnet, bytes),
-                false => Fate::Pass,
-            };
-            if let Some(flows) = &mut flows {
+            if self.shared.count {
+                let vnet = VnetHdr::parse(&self.buffer[..header]).unwrap_or_default();
                 let packet = match self.sides.ethernet {
                     true => Packet::of_ethernet(bytes),
                     false => Packet::of_ip(bytes),
                 };
-                flows[direction as usize].add(&vnet, packet.as_ref());
+                locked(&self.shared.flows)[direction as usize].add(&vnet, packet.as_ref());
             }
-            let mut replaced = Vec::new();
-            let (times, frame) = match fate {
-                Fate::Pass => (1, &self.buffer[..len]),
-                Fate::Lose => (0, &self.buffer[..len]),
-                Fate::Repeat(times) => (times, &self.buffer[..len]),
+            self.pass(direction, header, len, now);
+        }
+    }
+
+    /// Has the hooks decide about the frame in the buffer, and does what they say.
+    fn pass(&mut self, direction: Direction, header: usize, len: usize, now: Instant) {
+        let Run {
+            shared,
+            sides,
+            links,
+            buffer,
+        } = self;
+        let shared: &Shared = shared;
+        let whole = &buffer[..len];
+        let (vnet, bytes) = whole.split_at(header);
+        let vnet = VnetHdr::parse(vnet).unwrap_or_default();
+        let mut hooks = locked(&shared.hooks);
+        'seen: loop {
+            let changes = hooks.changes;
+            let replaced;
+            let (times, frame) = match hooks.see(direction, &vnet, bytes) {
+                Fate::Pass => (1, whole),
+                Fate::Lose => (0, whole),
+                Fate::Repeat(times) => (times, whole),
                 Fate::Replace(vnet, bytes) => {
-                    replaced.extend_from_slice(&vnet.to_bytes()[..header]);
-                    replaced.extend_from_slice(&bytes);
+                    replaced = [&vnet.to_bytes()[..header], &bytes[..]].concat();
                     (1, &replaced[..])
                 }
             };
             for _ in 0..times {
-                match &mut self.links {
-                    Some(links) => links[direction as usize].push(now, frame),
-                    None => self.sides.write(&shared, direction, frame),
+                if let Some(links) = links {
+                    links[direction as usize].push(now, frame);
+                    continue;
+                }
+                while let Some(full) = sides.write(shared, direction, frame) {
+                    drop(hooks);
+                    full.wait(libc::POLLOUT);
+                    hooks = locked(&shared.hooks);
+                    if hooks.changes != changes {
+                        continue 'seen;
+                    }
                 }
             }
+            return;
         }
     }
 
@@ -151,7 +172,9 @@ impl Run {
         let now = Instant::now();
         for direction in [Direction::Out, Direction::In] {
             while let Some(frame) = links[direction as usize].pop(now) {
-                self.sides.write(&self.shared, direction, &frame);
+                while let Some(full) = self.sides.write(&self.shared, direction, &frame) {
+                    full.wait(libc::POLLOUT);
+                }
             }
         }
         *locked(&self.shared.impaired) = [links[0].counts, links[1].counts];
@@ -159,17 +182,17 @@ impl Run {
 }
 
 impl Sides {
-    fn write(&self, shared: &Shared, direction: Direction, frame: &[u8]) {
+    /// Writes a frame, and counts it. Returns the queue that has no room for it, if that is so: a pair's, since
+    /// a TAP is never full.
+    fn write(&self, shared: &Shared, direction: Direction, frame: &[u8]) -> Option<&TapQueue> {
         let queues = match direction {
             Direction::Out => &self.outer,
             Direction::In => &self.inner,
         };
         let moved = &shared.moved[direction as usize];
-        let Some(queue) = self.queue_for(queues, frame) else {
-            return; // A hand-made guest: its frames are read by subscribers.
-        };
-        let is_over = || shared.stop.load(Ordering::SeqCst);
-        match queue.write_waiting(frame, is_over) {
+        // A hand-made guest has none: its frames are read by subscribers.
+        let queue = self.queue_for(queues, frame)?;
+        match queue.write(frame) {
             Ok(()) => {
                 let header = if queue.has_vnet_hdr() {
                     VNET_HDR_LEN
@@ -181,10 +204,16 @@ impl Sides {
                     .bytes
                     .fetch_add((frame.len() - header) as u64, Ordering::Relaxed);
             }
+            Err(error)
+                if error.kind() == ErrorKind::WouldBlock && !shared.stop.load(Ordering::SeqCst) =>
+            {
+                return Some(queue);
+            }
             Err(_) => {
                 moved.failed.fetch_add(1, Ordering::Relaxed);
             }
         }
+        None
     }
 
     /// A flow keeps to one queue, as a guest's driver does it.

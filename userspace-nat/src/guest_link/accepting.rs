@@ -37,11 +37,12 @@ impl Short {
     }
 }
 
-/// Accepts the connection that waits, and has a set tell what comes on it.
+/// Accepts the connection that waits, and has a set tell what comes on it. `has_warned`: as for [`watch`].
 pub(super) fn accept(
     listener: &OwnedFd,
     epoll: &Epoll,
     key: u64,
+    has_warned: &mut bool,
 ) -> Result<Option<OwnedFd>, Short> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = match accept4(listener.as_raw_fd(), flags) {
@@ -49,26 +50,34 @@ pub(super) fn accept(
         Err(Errno::EAGAIN) => return Ok(None),
         Err(_) => return Err(Short { has_refused: false }),
     };
-    match watch(&socket, epoll, key) {
-        Ok(()) => Ok(Some(socket)),
-        Err(error) => {
-            warn_of(error, "was closed");
-            Err(Short { has_refused: true })
-        }
+    match watch(&socket, epoll, key, "was closed", has_warned) {
+        true => Ok(Some(socket)),
+        false => Err(Short { has_refused: true }),
     }
 }
 
-/// Warns that a guest's connection can't be watched. `outcome`: what has become of it.
-pub(super) fn warn_of(error: Errno, outcome: &str) {
-    tracing::warn!(
-        "a guest's connection {outcome}: the kernel can't watch it ({error}). ENOSPC: this user watches too \
-         much; raise fs.epoll.max_user_watches, or end other programs"
-    );
-}
-
-/// Has a set tell what comes on a connection, for as long as it has not been read.
-pub(super) fn watch(socket: &OwnedFd, epoll: &Epoll, key: u64) -> Result<(), Errno> {
-    epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, key))
+/// Has a set tell what comes on a connection, for as long as it has not been read. Returns whether it does.
+/// `otherwise`: what becomes of a connection that can't be watched. Of the first one is warned, then of none
+/// until one can be watched: `has_warned` says whether there was one.
+pub(super) fn watch(
+    socket: &OwnedFd,
+    epoll: &Epoll,
+    key: u64,
+    otherwise: &str,
+    has_warned: &mut bool,
+) -> bool {
+    let watched = epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, key));
+    if let Err(error) = watched
+        && !*has_warned
+    {
+        tracing::warn!(
+            "a guest's connection {otherwise}: the kernel can't watch it ({error}). ENOSPC: this user watches \
+             too much; raise fs.epoll.max_user_watches, or end other programs. Not said again before one can \
+             be watched"
+        );
+    }
+    *has_warned = watched.is_err();
+    watched.is_ok()
 }
 
 #[expect(
@@ -79,3 +88,7 @@ fn owned(fd: RawFd) -> OwnedFd {
     // SAFETY: the kernel has just made it for the caller.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
+
+#[cfg(test)]
+#[path = "accepting_test.rs"]
+mod tests;

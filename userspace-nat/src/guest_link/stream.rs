@@ -72,6 +72,8 @@ pub struct StreamLink {
     queue: FrameQueue,
     /// Time at which to write or accept again, because the host was short of something, ns.
     again_ns: Option<u64>,
+    /// Whether the last connection could not be watched, of which was warned.
+    has_warned: bool,
     /// For tests: what the host says to a write.
     #[cfg(test)]
     refuses: Option<Errno>,
@@ -137,6 +139,7 @@ impl StreamLink {
             reader: FrameReader::default(),
             queue: FrameQueue::default(),
             again_ns: None,
+            has_warned: false,
             #[cfg(test)]
             refuses: None,
         }
@@ -158,20 +161,19 @@ impl StreamLink {
     /// Accepts the guest that waits, if none is connected. To be called at the end of every turn: who has
     /// waited causes no event.
     pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> Accepted {
-        if !matches!(self.state, State::Waiting) {
+        let is_too_early = self.again_ns.is_some_and(|again_ns| now_ns < again_ns);
+        if !matches!(self.state, State::Waiting) || is_too_early {
             return Accepted::No;
         }
-        let was_short = self.again_ns.take().is_some();
+        self.again_ns = None;
+        let has_warned = &mut self.has_warned;
         let accepted = match &mut self.origin {
-            Origin::Listener(listener) => accepting::accept(listener, epoll, key),
+            Origin::Listener(listener) => accepting::accept(listener, epoll, key, has_warned),
             Origin::Given { unwatched, .. } => match unwatched.take() {
                 // No other guest ever comes: it is not refused.
-                Some(socket) => match accepting::watch(&socket, epoll, key) {
-                    Ok(()) => Ok(Some(socket)),
-                    Err(error) => {
-                        if !was_short {
-                            accepting::warn_of(error, "waits");
-                        }
+                Some(socket) => match accepting::watch(&socket, epoll, key, "waits", has_warned) {
+                    true => Ok(Some(socket)),
+                    false => {
                         *unwatched = Some(socket);
                         Err(Short { has_refused: false })
                     }

@@ -242,8 +242,10 @@ fn a_connection_that_was_given_is_the_only_one() {
     // The kernel can't watch it yet: it is kept.
     let accepted = link.accept(&no_epoll(), GUEST, NOW_NS);
     assert_eq!((accepted, link.queued()), (Accepted::No, None));
-    assert_eq!(link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
-    assert_eq!(link.accept(&epoll, GUEST, NOW_NS), Accepted::Yes);
+    let due_ns = NOW_NS + SHORTAGE_NS;
+    assert_eq!(link.due_ns(), Some(due_ns));
+    assert_eq!(link.accept(&epoll, GUEST, due_ns - 1), Accepted::No);
+    assert_eq!(link.accept(&epoll, GUEST, due_ns), Accepted::Yes);
     assert_eq!(link.due_ns(), None);
     assert_eq!(link.accept(&epoll, GUEST, NOW_NS), Accepted::No);
     assert_eq!(link.queued(), Some(0));
@@ -313,18 +315,30 @@ fn what_could_not_be_accepted_is_tried_again_without_an_event() {
 }
 
 #[test]
-fn a_guest_that_cannot_be_watched_is_refused_and_the_next_is_served() {
+fn a_guest_that_cannot_be_watched_is_refused_and_a_later_one_is_served() {
     let mut rig = Rig::new(false);
-    let mut refused = rig.connect();
-    let mut next = rig.connect();
-    let accepted = rig.link.accept(&no_epoll(), GUEST, NOW_NS);
-    assert_eq!(accepted, Accepted::Refused);
-    assert_eq!(refused.read(&mut [0]).unwrap(), 0, "it learns of it");
+    let mut guests = [(); 3].map(|()| rig.connect());
+    let due_ns = NOW_NS + SHORTAGE_NS;
+    // One at a time, however many turns there are.
+    for (now_ns, accepted) in [
+        (NOW_NS, Accepted::Refused),
+        (NOW_NS, Accepted::No),
+        (due_ns - 1, Accepted::No),
+        (due_ns, Accepted::Refused),
+        (due_ns + 1, Accepted::No),
+    ] {
+        assert_eq!(rig.link.accept(&no_epoll(), GUEST, now_ns), accepted);
+    }
+    let [first, second, third] = &mut guests;
+    for refused in [first, second] {
+        assert_eq!(refused.read(&mut [0]).unwrap(), 0, "it learns of it");
+    }
     assert_eq!(rig.send(60), Some(DropReason::StaleVm));
     // No event tells of who waits.
-    assert_eq!(rig.link.due_ns(), Some(NOW_NS + SHORTAGE_NS));
-    rig.accept();
-    assert_eq!(rig.link.due_ns(), None);
-    next.write_all(&framed(60)).unwrap();
+    assert_eq!(rig.link.due_ns(), Some(due_ns + SHORTAGE_NS));
+    let due_ns = due_ns + SHORTAGE_NS;
+    let accepted = rig.link.accept(&rig.epoll, GUEST, due_ns);
+    assert_eq!((accepted, rig.link.due_ns()), (Accepted::Yes, None));
+    third.write_all(&framed(60)).unwrap();
     assert_eq!(rig.read(), [Input::Frame(60)]);
 }

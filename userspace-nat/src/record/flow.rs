@@ -1,6 +1,6 @@
 //! Records of the starts and ends of flows, and the ids of the flows that a log already has.
 use std::{
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom},
     net::{IpAddr, SocketAddr},
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
@@ -419,22 +419,4 @@ pub fn recorded_ids(log: &mut (impl Read + Seek)) -> io::Result<HashSet<Translat
         .filter(|end| end.event.as_deref().is_none_or(|event| event == "flow_end"))
         .filter_map(|end| TranslatedId::parse(&end.id))
         .collect())
-}
-
-/// Ends a log's last line if a writer was killed within it, so that the next record has a line of its
-/// own. `log` appends. Where others append to it too, an empty line may be the result.
-///
-/// # Errors
-/// When the log can't be read or written.
-pub fn end_torn_line(log: &mut (impl Read + Write + Seek)) -> io::Result<()> {
-    if log.seek(SeekFrom::End(0))? == 0 {
-        return Ok(());
-    }
-    log.seek(SeekFrom::End(-1))?;
-    let mut last = [0];
-    log.read_exact(&mut last)?;
-    match last {
-        [b'\n'] => Ok(()),
-        _ => log.write_all(b"\n"),
-    }
 }

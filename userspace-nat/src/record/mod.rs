@@ -16,7 +16,7 @@
 //! Lines are buffered and handed over once per turn of the loop, or when a mebibyte is waiting.
 //! Only whole lines are handed over, so a file opened for appending can be rotated at any time and
 //! then replaced ([`FlowLog::set_writer`]). A writer that is killed may leave a part of a line, which its
-//! successor ends ([`end_torn_line`]). A thread writes them, which a slow disk may block
+//! successor ends ([`Background::continue_log`]). A thread writes them, which a slow disk may block
 //! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
 //! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
 //! ([`Listener`]), each of which receives the records of one VM, or some events of all VMs.
@@ -43,7 +43,7 @@ mod time;
 pub use slipgate_model::{FlowLogEvent as Event, FlowLogEvents as Events};
 
 pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
-pub use flow::{Names, RelayedEnd, RelayedFlow, VmText, end_torn_line, recorded_ids};
+pub use flow::{Names, RelayedEnd, RelayedFlow, VmText, recorded_ids};
 pub use listener::Listener;
 pub use losses::Losses;
 pub use output::{Background, MOST_QUEUED, Output, Unwritten, WriteResults};

@@ -15,7 +15,7 @@
 //! files that never block.
 use std::{
     collections::VecDeque,
-    io::{self, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     sync::{Arc, Condvar, Mutex, MutexGuard},
     thread,
     time::Duration,
@@ -103,7 +103,7 @@ impl Output {
     /// Replaces the file. Batches given before go to the old one.
     pub fn set_file(&mut self, file: File) {
         match &mut self.to {
-            To::Direct { writing, .. } => writing.set(file),
+            To::Direct { writing, .. } => writing.set(file, false),
             To::Background(background) => background.set_file(file),
         }
     }
@@ -174,24 +174,26 @@ impl Output {
     }
 }
 
-/// A file, and whether it ends within a line.
+/// A file, and whether it may end within a line.
 struct Writing {
     file: Option<File>,
     torn: bool,
 }
 
 impl Writing {
-    fn set(&mut self, file: File) {
+    /// Replaces the file by one that may end within a line if it `is_torn`, or if the last one does: by its
+    /// name it may be the same.
+    fn set(&mut self, file: File, is_torn: bool) {
         self.file = Some(file);
-        self.torn = false;
+        self.torn |= is_torn;
     }
 
     /// Writes lines, in one write where the file accepts it. After a failure the next call ends the
-    /// torn line first.
+    /// torn line by the same write.
     fn write_lines(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let written = match self.torn {
-            true => file.write_all(b"\n").and_then(|()| file.write_all(bytes)),
+            true => file.write_all(&[b"\n", bytes].concat()),
             false => file.write_all(bytes),
         };
         let written = written.and_then(|()| file.flush());
@@ -239,7 +241,8 @@ impl std::fmt::Debug for State {
 }
 
 enum Job {
-    File(File),
+    /// Another file, and whether it may end within a line.
+    File(File, bool),
     /// Batches up to and with number `up_to`.
     Write {
         bytes: Vec<u8>,
@@ -272,8 +275,28 @@ impl Background {
     /// Replaces the file. Batches given before go to the previous file; batches given before the
     /// first file go to that.
     pub fn set_file(&mut self, file: File) {
+        self.replace(file, false);
+    }
+
+    /// The same of a log, which appends. If its last writer was killed within a line, that line is ended,
+    /// so that the next one has a line of its own. Where others append to it too, an empty line may be the
+    /// result.
+    ///
+    /// # Errors
+    /// The log can't be read, or the line can't be ended now: the disk is full, for one. The log is
+    /// written all the same, and the next lines end the torn one by the same write.
+    pub fn continue_log(
+        &mut self,
+        mut log: impl Read + Write + Seek + Send + 'static,
+    ) -> io::Result<()> {
+        let ended = end_torn_line(&mut log);
+        self.replace(Box::new(log), ended.is_err());
+        ended
+    }
+
+    fn replace(&mut self, file: File, is_torn: bool) {
         let mut state = self.state();
-        state.queue.push_back(Job::File(file));
+        state.queue.push_back(Job::File(file, is_torn));
         self.shared.wake(state);
     }
 
@@ -371,9 +394,9 @@ impl Shared {
                 continue;
             };
             let (bytes, lines, up_to) = match job {
-                Job::File(file) => {
+                Job::File(file, is_torn) => {
                     drop(state);
-                    to.set(file);
+                    to.set(file, is_torn);
                     state = self.lock();
                     continue;
                 }
@@ -413,7 +436,7 @@ impl Shared {
                 Err(error) => {
                     let state = self.lock();
                     // A file that was given meanwhile begins another stream.
-                    let has_other = state.queue.iter().any(|job| matches!(job, Job::File(_)));
+                    let has_other = state.queue.iter().any(|job| matches!(job, Job::File(..)));
                     if state.is_over || has_other {
                         return Err(error);
                     }
@@ -423,6 +446,20 @@ impl Shared {
             }
         }
         Ok(())
+    }
+}
+
+/// Ends a log's last line, if it is torn.
+fn end_torn_line(log: &mut (impl Read + Write + Seek)) -> io::Result<()> {
+    if log.seek(SeekFrom::End(0))? == 0 {
+        return Ok(());
+    }
+    log.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    log.read_exact(&mut last)?;
+    match last {
+        [b'\n'] => Ok(()),
+        _ => log.write_all(b"\n"),
     }
 }
 

@@ -1,4 +1,5 @@
 use std::{
+    io::Cursor,
     sync::mpsc::{self, Receiver, Sender},
     time::Instant,
 };
@@ -126,4 +127,124 @@ fn a_stream_whose_disk_takes_nothing_is_not_waited_for() {
     assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
     drop(lets);
     assert!(output.finish(LONG));
+}
+
+/// A file that others see too, on a disk that is full as often as this says.
+#[derive(Clone, Default)]
+struct SharedLog {
+    content: Arc<Mutex<Cursor<Vec<u8>>>>,
+    refuses: Arc<Mutex<u32>>,
+}
+
+impl SharedLog {
+    fn of(text: &str, refuses: u32) -> Self {
+        Self {
+            content: Arc::new(Mutex::new(Cursor::new(text.into()))),
+            refuses: Arc::new(Mutex::new(refuses)),
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.content.lock().unwrap().get_ref().clone()).unwrap()
+    }
+}
+
+impl Read for SharedLog {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.content.lock().unwrap().read(into)
+    }
+}
+
+impl Seek for SharedLog {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.content.lock().unwrap().seek(to)
+    }
+}
+
+impl Write for SharedLog {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut refuses = self.refuses.lock().unwrap();
+        if *refuses > 0 {
+            *refuses -= 1;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut content = self.content.lock().unwrap();
+        content.seek(SeekFrom::End(0))?;
+        content.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_killed_writer_left_of_a_line_is_ended_before_the_next_line() {
+    for (left, ended) in [
+        ("", ""),
+        ("{\"id\":1}\n", "{\"id\":1}\n"),
+        ("{\"id\":1}\n{\"i", "{\"id\":1}\n{\"i\n"),
+    ] {
+        let log = SharedLog::of(left, 0);
+        let mut writer = Background::start("a test's", Unwritten::Lost).unwrap();
+        writer.continue_log(log.clone()).unwrap();
+        assert_eq!(log.text(), ended, "at once");
+        let mut output = Output::from(writer);
+        output.give(b"two\n", 1).unwrap();
+        assert!(output.finish(LONG));
+        assert_eq!(log.text(), format!("{ended}two\n"));
+    }
+}
+
+#[test]
+fn a_torn_line_that_a_full_disk_lets_nobody_end_is_ended_with_the_next_line_that_is_written() {
+    // The disk is full at the start only, and for the first line too.
+    for refuses in [1, 2] {
+        let log = SharedLog::of("{\"i", refuses);
+        let mut writer = Background::start("a test's", Unwritten::Lost).unwrap();
+        let error = writer.continue_log(log.clone()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        let mut output = Output::from(writer);
+        for line in ["one\n", "two\n"] {
+            output.give(line.as_bytes(), 1).unwrap();
+            assert!(output.finish(LONG));
+        }
+        let written = if refuses == 1 { "one\ntwo\n" } else { "two\n" };
+        assert_eq!(log.text(), format!("{{\"i\n{written}"));
+        assert_eq!(output.take_outcome().lost, u64::from(refuses) - 1);
+    }
+}
+
+#[test]
+fn a_torn_line_is_ended_by_the_write_of_the_next_one() {
+    let (lets, taken, file) = disk();
+    let mut output = background(Unwritten::Lost, file);
+    output.give(b"one\n", 1).unwrap();
+    lets.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+    assert!(output.finish(LONG));
+    output.give(b"two\n", 1).unwrap();
+    drop(lets);
+    assert!(output.finish(LONG));
+    drop(output);
+    assert_eq!(taken.iter().collect::<Vec<_>>(), [b"\ntwo\n"]);
+}
+
+/// A reload opens the file by its name, moved away or not.
+#[test]
+fn a_torn_line_is_not_forgotten_when_the_same_file_is_given_again() {
+    let log = SharedLog::of("", 0);
+    let mut output = background(Unwritten::Lost, Box::new(log.clone()));
+    output.give(b"one\n", 1).unwrap();
+    assert!(output.finish(LONG));
+    *log.refuses.lock().unwrap() = 1;
+    output.give(b"two\n", 1).unwrap();
+    assert!(output.finish(LONG));
+    // What the failing write left of it.
+    let mut content = log.content.lock().unwrap();
+    content.get_mut().extend_from_slice(b"tw");
+    drop(content);
+    output.set_file(Box::new(log.clone()));
+    output.give(b"three\n", 1).unwrap();
+    assert!(output.finish(LONG));
+    assert_eq!(log.text(), "one\ntw\nthree\n");
 }

@@ -189,18 +189,6 @@ fn garbage_in_a_log_is_passed_over() {
 }
 
 #[test]
-fn what_a_killed_writer_left_of_a_line_is_ended() {
-    let ended = |text: &str| {
-        let mut log = Cursor::new(text.as_bytes().to_vec());
-        end_torn_line(&mut log).unwrap();
-        String::from_utf8(log.into_inner()).unwrap()
-    };
-    assert_eq!(ended(""), "");
-    assert_eq!(ended("{\"id\":1}\n"), "{\"id\":1}\n");
-    assert_eq!(ended("{\"id\":1}\n{\"i"), "{\"id\":1}\n{\"i\n");
-}
-
-#[test]
 fn only_what_ended_was_recorded() {
     let text = b"{\"event\":\"flow_start\",\"id\":\"00000000-1-2\"}\n\
         {\"event\":\"dns\",\"name\":\"a\"}\n{\"event\":\"flow_end\",\"id\":\"00000000-3-4\"}\n\

@@ -196,7 +196,9 @@ impl FakeVmm {
                 }
             }
             lost.extend(self.link.settle());
-            let accepted = self.link.accept(&self.epoll, LINK_KEY, 0);
+            // What is due some time is due now.
+            let now_ns = self.link.due_ns().unwrap_or(0);
+            let accepted = self.link.accept(&self.epoll, LINK_KEY, now_ns);
             if accepted != Accepted::Yes && ready.unwrap_or(0) == 0 {
                 self.lost.extend(&lost);
                 return lost;

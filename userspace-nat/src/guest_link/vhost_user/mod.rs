@@ -112,6 +112,8 @@ pub struct RingLink {
     lost: Vec<Lost>,
     /// Time at which to accept again, because the host was short of something, ns.
     again_ns: Option<u64>,
+    /// Whether the last connection could not be watched, of which was warned.
+    has_warned: bool,
 }
 
 impl RingLink {
@@ -138,6 +140,7 @@ impl RingLink {
             segments: FrameQueue::default(),
             lost: Vec::new(),
             again_ns: None,
+            has_warned: false,
         }
     }
 
@@ -160,14 +163,15 @@ impl RingLink {
     /// Accepts the VMM that waits, if none is connected. To be called at the end of every turn: who has
     /// waited causes no event.
     pub fn accept(&mut self, epoll: &Epoll, key: u64, now_ns: u64) -> Accepted {
-        self.again_ns = None;
-        if self.is_over || self.vmm.is_some() {
+        let is_too_early = self.again_ns.is_some_and(|again_ns| now_ns < again_ns);
+        if self.is_over || self.vmm.is_some() || is_too_early {
             return Accepted::No;
         }
         let Some(listener) = &self.listener else {
             return Accepted::No;
         };
-        match accepting::accept(listener, epoll, key) {
+        self.again_ns = None;
+        match accepting::accept(listener, epoll, key, &mut self.has_warned) {
             Ok(Some(socket)) => self.vmm = Some(Vmm::new(socket)),
             Ok(None) => return Accepted::No,
             Err(short) => {

@@ -830,7 +830,8 @@ fn what_could_not_be_accepted_is_tried_again_without_an_event() {
     // Nobody is there: the event tells of the next, and nothing is due any more.
     let listener = FakeVmm::new().link.listener.take().unwrap();
     link.listener = Some(listener);
-    assert_eq!(link.accept(&epoll, 1, 6), Accepted::No);
+    let due_ns = 5 + SHORTAGE_NS;
+    assert_eq!(link.accept(&epoll, 1, due_ns), Accepted::No);
     assert_eq!(link.due_ns(), None);
 }
 
@@ -854,7 +855,17 @@ fn a_vmm_that_cannot_be_watched_is_refused_and_the_next_is_served() {
     assert_eq!(vmm.link.accept(&nothing, 1, 5), Accepted::Refused);
     assert_eq!(vmm.link.due_ns(), Some(5 + SHORTAGE_NS));
     assert!(vmm.is_closed(), "it learns of it");
+    assert!(vmm.link.has_warned);
+    // Whoever waits is not refused in each turn.
+    vmm.connect_unheard();
+    let before_ns = 4 + SHORTAGE_NS;
+    assert_eq!(vmm.link.accept(&nothing, 1, before_ns), Accepted::No);
+    assert_eq!(vmm.link.due_ns(), Some(5 + SHORTAGE_NS));
+    let due_ns = 5 + SHORTAGE_NS;
+    assert_eq!(vmm.link.accept(&nothing, 1, due_ns), Accepted::Refused);
+    assert!(vmm.is_closed());
     the_next_is_served(&mut vmm);
+    assert!(!vmm.link.has_warned);
 }
 
 /// The limit is the whole process's.

@@ -1,0 +1,130 @@
+use std::{
+    io::ErrorKind,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::*;
+use crate::tap::{VNET_HDR_LEN, VnetHdr};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A pump between two pairs, the end into which the frames are written that it moves outward, and the one at
+/// which these come out.
+fn pump() -> (Pump, TapQueue, TapQueue) {
+    let [from, inner] = TapQueue::pair().unwrap();
+    let [outer, to] = TapQueue::pair().unwrap();
+    let sides = Sides {
+        inner: vec![inner],
+        outer: vec![outer],
+        ethernet: true,
+        count: false,
+        impairment: None,
+        cpu: None,
+    };
+    (Pump::start("test", sides).unwrap(), from, to)
+}
+
+fn frame(number: u64) -> Vec<u8> {
+    let mut frame = vec![0; VNET_HDR_LEN + 1_514];
+    frame[VNET_HDR_LEN..][..8].copy_from_slice(&number.to_ne_bytes());
+    frame
+}
+
+fn passed(pump: &Pump) -> u64 {
+    pump.moved(Direction::Out).frames
+}
+
+/// Writes frames until the pump moves none any more, because nobody reads them. Returns how many.
+fn fill(pump: &Pump, from: &TapQueue) -> u64 {
+    let mut written = 0;
+    let mut looks = 0;
+    while looks < 4 {
+        let before = passed(pump);
+        match from.write(&frame(written)) {
+            Ok(()) => written += 1,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                from.wait(libc::POLLOUT);
+                looks = if passed(pump) == before { looks + 1 } else { 0 };
+            }
+        }
+    }
+    written
+}
+
+/// Reads what comes out until it is so many frames, or nothing has come for long.
+fn drain(to: &TapQueue, mut is_all: impl FnMut(u64) -> bool) -> u64 {
+    let mut buffer = vec![0; 4_096];
+    let (mut read, until) = (0, Instant::now() + LONG);
+    while !is_all(read) && Instant::now() < until {
+        match to.read(&mut buffer) {
+            Ok(_) => read += 1,
+            Err(_) => to.wait(libc::POLLIN),
+        }
+    }
+    read
+}
+
+#[test]
+fn a_frame_that_waits_for_room_meets_the_filter_that_is_set_meanwhile() {
+    let (pump, from, to) = pump();
+    let written = fill(&pump, &from);
+    let lost = Arc::new(AtomicU64::new(0));
+    let losing = lost.clone();
+    let filter = move |_, _: &VnetHdr, _: &[u8]| {
+        losing.fetch_add(1, Ordering::SeqCst);
+        Fate::Lose
+    };
+    let began = Instant::now();
+    pump.set_filter(Some(Box::new(filter)));
+    assert!(began.elapsed() < LONG, "it waits for nobody who reads");
+    let passed = passed(&pump);
+    let came = drain(&to, |read| read + lost.load(Ordering::SeqCst) == written);
+    assert_eq!(
+        (came, lost.load(Ordering::SeqCst)),
+        (passed, written - passed)
+    );
+}
+
+#[test]
+fn a_frame_that_waits_for_room_is_seen_by_who_subscribes_meanwhile() {
+    let (pump, from, to) = pump();
+    let written = fill(&pump, &from);
+    let tap = pump.subscribe();
+    let passed = passed(&pump);
+    assert_eq!(drain(&to, |read| read == written), written);
+    let first = tap.wait_for(LONG, |_| true).unwrap();
+    let first = u64::from_ne_bytes(*first.bytes.first_chunk().unwrap());
+    assert!(
+        first <= passed,
+        "{passed} had passed, and the first that was seen is {first}"
+    );
+}
+
+#[test]
+fn once_a_filter_is_set_no_frame_passes_that_was_judged_before() {
+    let (pump, from, to) = pump();
+    let is_over = AtomicBool::new(false);
+    let over = || is_over.load(Ordering::SeqCst);
+    let late = thread::scope(|scope| {
+        scope.spawn(|| while from.write_waiting(&frame(0), over).is_ok() && !over() {});
+        scope.spawn(|| drain(&to, |_| over()));
+        let mut late = 0;
+        for _ in 0..300 {
+            pump.set_filter(Some(Box::new(|_, _, _| Fate::Lose)));
+            let before = passed(&pump);
+            thread::sleep(Duration::from_micros(200));
+            late += passed(&pump) - before;
+            pump.set_filter(None);
+            let until = Instant::now() + LONG;
+            while passed(&pump) == before && Instant::now() < until {
+                thread::yield_now();
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+        late
+    });
+    assert_eq!(late, 0);
+}
