@@ -201,9 +201,16 @@ fn questions_asked_before_are_sent_again_as_often_as_their_choice_may_say_someth
         .count();
     assert_eq!(times, (64 * 8 - 16) / 2);
     assert!(!sends(&mut rig, "fixed.test."));
-    assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 2);
+    let counted = |judge: &SharedJudge| {
+        let counts = judge.borrow().counts(VmId::new(1));
+        (counts.new_names, counts.asked_again)
+    };
+    assert_eq!(counted(&judge), (0, 2));
     // New names have a bucket of their own.
     assert!(sends(&mut rig, "d.ok.test."));
+    let long = format!("{}.ok.test.", "x".repeat(63));
+    assert!(!sends(&mut rig, &long));
+    assert_eq!(counted(&judge), (1, 2));
     rig.pass(60 * SECOND_NS);
     assert!(sends(&mut rig, "a.ok.test."));
 }
