@@ -262,6 +262,45 @@ fn what_is_no_query_counts_against_the_rate_and_is_recorded() {
 }
 
 #[test]
+fn a_record_says_who_has_answered() {
+    let upstream = Upstream::new();
+    let (mut rig, _) = rig(&upstream);
+    rig.proxy.keep_records(true);
+    let source = |rig: &mut Rig| {
+        let record = rig.proxy.next_record().expect("a record");
+        assert_eq!(rig.proxy.next_record(), None, "one record");
+        rig.told();
+        record.source
+    };
+    let asked = |rig: &mut Rig, name: &str, of: RecordType| {
+        rig.ask(4000, &ask(1, name, of)).unwrap();
+        if !upstream.is_idle() {
+            upstream.answer(60, ADDRESS);
+            rig.settle();
+        }
+        source(rig)
+    };
+    let resolver = Source::Upstream(upstream.address);
+    assert_eq!(asked(&mut rig, "a.ok.test.", RecordType::A), resolver);
+    assert_eq!(asked(&mut rig, "a.ok.test.", RecordType::A), Source::Cache);
+    // Without IPv6 there is nothing to ask for.
+    let six = RecordType::AAAA;
+    assert_eq!(asked(&mut rig, "a.ok.test.", six), Source::Policy);
+    assert_eq!(asked(&mut rig, "evil.test.", six), Source::Policy);
+    // The answer of a resolver is refused for what it says.
+    rig.ask(4000, &ask(1, "b.ok.test.", RecordType::A)).unwrap();
+    upstream.answer(60, [127, 0, 0, 1]);
+    rig.settle();
+    assert_eq!(source(&mut rig), resolver);
+    // A resolver that does not answer.
+    rig.ask(4000, &ask(1, "c.ok.test.", RecordType::A)).unwrap();
+    for _ in 0..30 {
+        rig.pass(SECOND_NS);
+    }
+    assert_eq!(source(&mut rig), Source::Nobody);
+}
+
+#[test]
 fn policies_share_no_answers_and_each_is_told_its_own_way() {
     let upstream = Upstream::new();
     let rule = |action, text: &str| Rule::parse(action, text).unwrap();
