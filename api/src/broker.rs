@@ -88,19 +88,30 @@ impl Broker {
         })
     }
 
-    /// Reads the data that only the engine has, page by page. An engine that does not answer
-    /// contributes nothing.
+    /// Reads a page of the data that only the engines have; `None` where an engine does not answer.
+    /// `from`: 0, or [`EngineInventory::next`] of the page before.
+    ///
+    /// # Errors
+    /// Those of [`Self::ask`].
+    pub(crate) async fn page(&self, from: u64) -> Result<Option<EngineInventory>, Problem> {
+        Ok(match self.ask(ApiRequest::Inventory { from }).await? {
+            ClientAnswer::Engine {
+                reply: EngineReply::Inventory(page),
+            } => Some(page),
+            _ => None,
+        })
+    }
+
+    /// Reads the data that only the engines have of VMs and links, page by page. An engine that does
+    /// not answer contributes nothing. Flows, which may be a million, are left out.
     pub async fn inventory(&self) -> Vec<EngineInventory> {
         let mut pages = Vec::new();
         let mut from = 0;
         while pages.len() < MOST_PAGES {
-            let request = ApiRequest::Inventory { from };
-            let Ok(ClientAnswer::Engine {
-                reply: EngineReply::Inventory(page),
-            }) = self.ask(request).await
-            else {
+            let Ok(Some(mut page)) = self.page(from).await else {
                 break;
             };
+            (page.flows, page.relayed_flows) = <_>::default();
             let next = page.next;
             pages.push(page);
             match next {

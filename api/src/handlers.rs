@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     os::fd::OwnedFd,
     rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +23,7 @@ use slipgate_ipc::{
     },
     engine::{EngineReply, FlowQuestion, Silence},
 };
+use tokio::sync::Semaphore;
 
 use crate::{
     Figures,
@@ -29,6 +31,7 @@ use crate::{
     capture,
     conditions::Conditions,
     events::Events,
+    flows,
     machines::{BalloonBody, Machine, Snapshot, SnapshotBody},
     model::{
         Activity, CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch,
@@ -36,14 +39,14 @@ use crate::{
     },
     openapi,
     problem::{Problem, answer, no_machine, other_answer},
-    response::{Content, OPENMETRICS, Response, empty, json, with},
+    response::{Content, JSON, OPENMETRICS, Response, empty, json, with},
     routes::{Action, route},
 };
 
 /// How often a VM may be changed by others while it is patched.
 const MOST_CHANGED_MEANWHILE: usize = 8;
-/// Media type of JSON.
-const JSON: &str = "application/json";
+/// Largest number of lists of flows that clients read at a time.
+pub(crate) const MOST_FLOW_LISTS: usize = 32;
 /// How long a page of metrics is good for.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -52,6 +55,8 @@ pub(crate) struct Daemon {
     pub(crate) broker: Broker,
     pub(crate) events: Rc<Events>,
     pub(crate) figures: Box<dyn Figures>,
+    /// Room for [`MOST_FLOW_LISTS`].
+    pub(crate) flow_lists: Arc<Semaphore>,
     /// Whether clients may change anything.
     pub(crate) may_change: bool,
     /// The page of metrics, and when it was made.
@@ -289,12 +294,12 @@ pub(crate) async fn carry_out(
         }
         Action::Flows => {
             let FlowsQuery { vm } = query(uri)?;
-            let inventory = broker.inventory().await;
-            json(
-                StatusCode::OK,
-                JSON,
-                &daemon.figures.flows(&inventory, vm.as_deref()),
-            )
+            let place = daemon.flow_lists.clone().try_acquire_owned();
+            let place = place.map_err(|_| {
+                let detail = format!("{MOST_FLOW_LISTS} clients read flows already: try again");
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+            })?;
+            flows::begin(broker, daemon.figures.flows(vm), place).await?
         }
         Action::Stats => {
             let inventory = broker.inventory().await;

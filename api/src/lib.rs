@@ -13,13 +13,15 @@
 //!
 //! Everything is bounded: connections, the length of heads and bodies, the time that a client may
 //! take to send them, requests under way, and events that a slow reader has not taken
-//! ([`events`]). The list of routes is one table, of which router and OpenAPI document are made
+//! ([`events`]). A list of flows is made as its reader takes it ([`flows`]). The list of routes is one
+//! table, of which router and OpenAPI document are made
 //! ([`routes`], [`openapi`]).
 pub mod broker;
 mod capture;
 mod conditions;
 mod connection;
 pub mod events;
+pub mod flows;
 mod handlers;
 pub mod machines;
 pub mod model;
@@ -40,11 +42,10 @@ use slipgate_ipc::engine::{EngineInventory, Silence};
 
 /// Source of figures that need no other process: the tables that are mapped for reading.
 pub trait Figures {
-    /// The live flows as a JSON array, of one VM or of all. `inventory`: the data that only the
-    /// engine has.
-    fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> serde_json::Value;
+    /// Begins a list of the live flows, of one VM or of all.
+    fn flows(&self, vm: Option<String>) -> Box<dyn flows::FlowList>;
 
-    /// The counters as a JSON object.
+    /// The counters as a JSON object. `inventory`: the data that only the engines have of VMs.
     fn stats(&self, inventory: &[EngineInventory]) -> serde_json::Value;
 
     /// How long VMs have been silent, by id.

@@ -1,6 +1,5 @@
 //! Responses and their bodies.
 use std::{
-    convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -13,6 +12,8 @@ use hyper::{
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+/// Media type of JSON.
+pub(crate) const JSON: &str = "application/json";
 /// Media type of OpenMetrics, Prometheus' text format.
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Media type of pcapng, which has none of its own with IANA.
@@ -28,7 +29,24 @@ pub(crate) enum Content {
     Whole(Option<Bytes>),
     /// Parts as they come, until the sender is dropped.
     Parts(mpsc::Receiver<Bytes>),
+    /// Parts of a text that is whole only with its last one.
+    Document(mpsc::Receiver<Part>),
 }
+
+/// A part of a document.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// More follows.
+    More(Bytes),
+    /// Nothing follows.
+    Last(Bytes),
+}
+
+/// Error: the sender of a document was dropped before its last part. The connection is cut, so that no
+/// client takes what it has for all there is.
+#[derive(thiserror::Error, Clone, Copy, PartialEq, Eq, Debug)]
+#[error("the answer broke off before its end")]
+pub(crate) struct BrokeOff;
 
 /// A response whose body is JSON.
 pub(crate) fn json(
@@ -59,18 +77,28 @@ pub(crate) fn with(status: StatusCode, media_type: &'static str, body: Content) 
 
 impl Body for Content {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = BrokeOff;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BrokeOff>>> {
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Parts(parts) => {
                 let next = parts.poll_recv(cx);
                 next.map(|part| part.map(|part| Ok(Frame::data(part))))
             }
+            Self::Document(parts) => parts.poll_recv(cx).map(|part| {
+                Some(match part {
+                    Some(Part::More(text)) => Ok(Frame::data(text)),
+                    Some(Part::Last(text)) => {
+                        *self = Self::Whole(None);
+                        Ok(Frame::data(text))
+                    }
+                    None => Err(BrokeOff),
+                })
+            }),
         }
     }
 
@@ -83,7 +111,7 @@ impl Body for Content {
             Self::Whole(bytes) => {
                 hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
             }
-            Self::Parts(_) => hyper::body::SizeHint::default(),
+            Self::Parts(_) | Self::Document(_) => hyper::body::SizeHint::default(),
         }
     }
 }

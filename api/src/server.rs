@@ -26,7 +26,7 @@ use crate::{
     conditions::Conditions,
     connection::{Arrived, Connection},
     events::{Events, Filter, Kinds},
-    handlers::{Daemon, Input, carry_out, query},
+    handlers::{Daemon, Input, MOST_FLOW_LISTS, carry_out, query},
     problem::Problem,
     response::{Content, Response, with},
     routes::{Action, forbidden, route},
@@ -88,6 +88,7 @@ pub fn run<E: From<io::Error>>(
             broker,
             events,
             figures,
+            flow_lists: Arc::new(Semaphore::new(MOST_FLOW_LISTS)),
             may_change,
             page: RefCell::default(),
         });

@@ -28,13 +28,23 @@ use slipgate_ipc::{
 };
 
 use super::*;
-use crate::response::PCAPNG;
+use crate::{
+    flows::{FlowList, PART_BYTES, Written},
+    response::PCAPNG,
+};
 
 struct NoFigures;
 
 impl Figures for NoFigures {
-    fn flows(&self, _: &[EngineInventory], vm: Option<&str>) -> Value {
-        json!([{ "vm": vm }])
+    fn flows(&self, vm: Option<String>) -> Box<dyn FlowList> {
+        let vm = vm.unwrap_or_default();
+        LISTS.lock().unwrap().entry(vm.clone()).or_default().0 += 1;
+        Box::new(FakeList {
+            left: if vm == "a" { 1 } else { MANY },
+            vm,
+            named: Some(Vec::new()),
+            is_begun: false,
+        })
     }
 
     fn stats(&self, _: &[EngineInventory]) -> Value {
@@ -52,6 +62,77 @@ impl Figures for NoFigures {
 
     fn metrics(&self, _: &[EngineInventory]) -> String {
         format!("made {}\n", PAGES.fetch_add(1, Relaxed))
+    }
+}
+
+/// Flows of a VM with many.
+const MANY: usize = 400_000;
+
+/// Lists of flows of each VM that are being made, and bytes of them that were.
+static LISTS: Mutex<BTreeMap<String, (usize, usize)>> = Mutex::new(BTreeMap::new());
+
+fn lists_of(vm: &str) -> (usize, usize) {
+    LISTS.lock().unwrap().get(vm).copied().unwrap_or_default()
+}
+
+/// A list of a VM's flows, before them those that the engines name.
+struct FakeList {
+    vm: String,
+    left: usize,
+    /// Names from the engines' pages; `None` after the last.
+    named: Option<Vec<String>>,
+    is_begun: bool,
+}
+
+impl FakeList {
+    fn put(&mut self, flow: &Value, text: &mut Vec<u8>) {
+        text.push(if self.is_begun { b',' } else { b'[' });
+        self.is_begun = true;
+        text.extend_from_slice(flow.to_string().as_bytes());
+    }
+}
+
+impl FlowList for FakeList {
+    fn write(&mut self, text: &mut Vec<u8>) -> Written {
+        let before = text.len();
+        match &mut self.named {
+            Some(named) if named.is_empty() => return Written::ToPage,
+            Some(named) => {
+                for name in std::mem::take(named) {
+                    self.put(&json!({ "dns_name": name }), text);
+                }
+                return Written::InPart;
+            }
+            None => {}
+        }
+        match &*self.vm {
+            "broken" if self.left < MANY - 2_000 => panic!("this list breaks off"),
+            // It goes on and on without a flow.
+            "searched" => return Written::InPart,
+            _ => {}
+        }
+        let flow = json!({ "vm": self.vm });
+        while self.left > 0 && text.len() < PART_BYTES {
+            self.put(&flow, text);
+            self.left -= 1;
+        }
+        let mut lists = LISTS.lock().unwrap();
+        lists.entry(self.vm.clone()).or_default().1 += text.len() - before;
+        if self.left > 0 {
+            return Written::InPart;
+        }
+        text.push(b']');
+        Written::Whole
+    }
+
+    fn add(&mut self, page: Option<EngineInventory>) {
+        self.named = page.map(|page| page.flows.into_iter().map(|(.., name)| name).collect());
+    }
+}
+
+impl Drop for FakeList {
+    fn drop(&mut self) {
+        LISTS.lock().unwrap().entry(self.vm.clone()).or_default().0 -= 1;
     }
 }
 
@@ -189,6 +270,14 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
                         flows: 5_000 + from,
                     },
                     next: (*from == 0).then_some(4),
+                }),
+            },
+            // Two pages, of which the second leads nowhere.
+            ApiRequest::Inventory { from } => ClientAnswer::Engine {
+                reply: EngineReply::Inventory(EngineInventory {
+                    flows: serde_json::from_value(json!([[0, 1, format!("{from}.test")]])).unwrap(),
+                    next: Some(5),
+                    ..EngineInventory::default()
                 }),
             },
             ApiRequest::ListVms => ClientAnswer::VmList {
@@ -342,7 +431,7 @@ fn vms_are_put_patched_and_removed() {
     assert_eq!(health["displaced"][0], "eth0");
     assert_eq!(
         rig.ask("GET", "/v1/flows?vm=a", None).1,
-        json!([{ "vm": "a" }])
+        json!([{ "dns_name": "0.test" }, { "dns_name": "5.test" }, { "vm": "a" }])
     );
     let asked = rig.asked.lock().unwrap();
     assert!(
@@ -791,4 +880,102 @@ fn one_vm_is_read_without_the_others() {
     let (_, vm) = rig.ask("GET", "/v1/vms/b", None);
     assert_eq!(vm["activity"]["flows"], 2, "{vm}");
     assert_eq!(rig.ask("GET", "/v1/vms/c", None).0, 404);
+}
+
+/// A client that has begun to read the flows of a VM.
+fn reading_flows(rig: &Rig, vm: &str) -> Reading {
+    let request = format!("GET /v1/flows?vm={vm} HTTP/1.1\r\nHost: x\r\n\r\n");
+    Reading::of_answer(rig, &request)
+}
+
+/// Waits until something is so.
+fn until(what: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !what() {
+        assert!(Instant::now() < end);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The bytes of a VM's lists that were made when no more are.
+fn made_at_rest(vm: &str) -> usize {
+    loop {
+        let made = lists_of(vm).1;
+        thread::sleep(Duration::from_millis(300));
+        if lists_of(vm).1 == made {
+            return made;
+        }
+    }
+}
+
+#[test]
+fn a_list_of_flows_is_made_as_its_reader_takes_it_and_ends_with_the_reader() {
+    let rig = Rig::new(false);
+    let mut slow = reading_flows(&rig, "slow");
+    slow.until("{\"vm\":\"slow\"}");
+    let made = made_at_rest("slow");
+    assert!(made < 1 << 20, "{made}");
+    // Nobody waits for it.
+    let mut other = reading_flows(&rig, "a");
+    other.until("[{\"dns_name\":\"0.test\"}");
+    // It goes on where it was.
+    let mut taken = 0;
+    while taken < 2 << 20 {
+        taken += slow.stream.read(&mut [0; 4_096]).unwrap();
+    }
+    let made = made_at_rest("slow");
+    assert!((2 << 20..3 << 20).contains(&made), "{made}");
+    assert_eq!(lists_of("slow").0, 1);
+    drop(slow);
+    until(|| lists_of("slow").0 == 0);
+}
+
+#[test]
+fn many_flows_are_one_document() {
+    let rig = Rig::new(false);
+    let text = body(&rig, "GET /v1/flows?vm=read HTTP/1.0\r\n\r\n");
+    let flows: Vec<BTreeMap<String, String>> = serde_json::from_str(&text).unwrap();
+    assert_eq!(flows.len(), 2 + MANY);
+    assert_eq!(flows[MANY + 1]["vm"], "read");
+    until(|| lists_of("read").0 == 0);
+}
+
+#[test]
+fn a_list_of_flows_that_breaks_off_is_no_whole_document() {
+    let rig = Rig::new(false);
+    let mut broken = reading_flows(&rig, "broken");
+    let mut answer = Vec::new();
+    broken.stream.read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.contains("transfer-encoding: chunked"), "{answer}");
+    assert!(answer.len() > PART_BYTES, "{answer}");
+    assert!(!answer.ends_with("\r\n0\r\n\r\n"), "{answer}");
+    assert_eq!(rig.ask("GET", "/v1/vms", None).0, 200);
+}
+
+#[test]
+fn a_long_search_for_flows_delays_nobody_and_ends_with_its_client() {
+    let rig = Rig::new(false);
+    let searched = reading_flows(&rig, "searched");
+    until(|| lists_of("searched").0 == 1);
+    let mut other = reading_flows(&rig, "a");
+    other.until("[{\"dns_name\":\"0.test\"}");
+    drop(searched);
+    until(|| lists_of("searched").0 == 0);
+}
+
+#[test]
+fn lists_of_flows_are_read_by_some_clients_at_a_time() {
+    let rig = Rig::new(false);
+    let status = || rig.ask("GET", "/v1/flows?vm=a", None).0;
+    let mut readers: Vec<Reading> = (0..MOST_FLOW_LISTS)
+        .map(|_| {
+            let mut reader = reading_flows(&rig, "crowd");
+            reader.until("{\"vm\":\"crowd\"}");
+            reader
+        })
+        .collect();
+    assert_eq!(status(), 503);
+    readers.pop();
+    until(|| status() == 200);
 }

@@ -56,8 +56,12 @@ pub struct NameCounts {
     pub elsewhere: u64,
     /// Questions beyond the rate.
     pub over_rate: u64,
-    /// Questions for new names beneath a wildcard, or asked before, beyond the VM's limit of data.
+    /// Questions for new names beneath wildcards, beyond the VM's limit of their octets.
     pub new_names: u64,
+    /// Questions asked again, and first ones for names that rules give themselves, beyond the VM's limit
+    /// of what the choice among them says.
+    #[serde(default)]
+    pub asked_again: u64,
     /// Addresses open by name at present.
     pub open: u64,
     /// Connections and flows under inspect rules that were ended, by reason.

@@ -3,12 +3,13 @@
 //! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
 //! listening socket and the channel to the broker ([`crate::sandbox::servers`]). What it serves is in
 //! [`slipgate_api`]; what it reads of the tables is what `slipgate flows` and `slipgate stats` do.
-use std::{collections::BTreeMap, os::unix::net::UnixListener};
+use std::{collections::BTreeMap, os::unix::net::UnixListener, rc::Rc};
 
 use anyhow::bail;
 use serde_json::Value;
 use slipgate_api::{
     Figures,
+    flows::FlowList,
     server::{self, Settings},
 };
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
@@ -21,7 +22,7 @@ use crate::{
     log,
     sandbox::servers::{self, Server},
     show::{
-        flows,
+        flows::InParts,
         names::Known,
         stats::{self, Which},
     },
@@ -42,7 +43,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         listener: UnixListener::from(start.listener),
         channel,
         figures: Box::new(Tables {
-            maps: ReadOnlyMaps::from_fds(start.maps)?,
+            maps: ReadOnlyMaps::from_fds(start.maps)?.into(),
             shown: page::Shown {
                 owner_rows: start.owner_rows,
                 label_keys: start.label_keys,
@@ -59,16 +60,14 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
 
 /// Tables of the NAT, mapped read-only.
 struct Tables {
-    maps: ReadOnlyMaps,
+    maps: Rc<ReadOnlyMaps>,
     /// Rows and figures that the metrics show.
     shown: page::Shown,
 }
 
 impl Figures for Tables {
-    fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> Value {
-        let mut flows = flows::list(&self.maps, &known(inventory));
-        flows.retain(|flow| vm.is_none_or(|vm| *vm == *flow.vm));
-        serde_json::to_value(flows).unwrap_or_default()
+    fn flows(&self, vm: Option<String>) -> Box<dyn FlowList> {
+        Box::new(InParts::new(self.maps.clone(), vm))
     }
 
     fn stats(&self, inventory: &[EngineInventory]) -> Value {

@@ -1,5 +1,7 @@
 //! `slipgate flows`: the live flows, read from the pinned slots, and the relayed flows, read from
 //! the engines.
+mod in_parts;
+
 use std::{
     borrow::Cow,
     cmp::Reverse,
@@ -19,6 +21,7 @@ use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::LiveRelayed;
 use slipgate_model::{FlowAddresses, FlowId, FlowUplink, Labels, TranslatedId};
 
+pub(crate) use self::in_parts::InParts;
 use super::{
     names, now_ns, open, print_as_written, served,
     table::{Amount, Columns, Span},
@@ -401,11 +404,59 @@ impl OfVm {
     }
 }
 
-/// What slots name by numbers, as texts. Each is read once for all slots that name it, and again after
-/// [`TEXTS_KEPT_NS`]: numbers are used again, and whoever reads our output may pause for long.
-struct Texts<'a> {
+/// Where flows are read: the tables, and what only the engines have.
+#[derive(Clone, Copy)]
+struct Sources<'a> {
     maps: &'a ReadOnlyMaps,
     names: &'a names::Known,
+}
+
+impl Sources<'_> {
+    /// Makes the row of a translated flow. `dns_name`: the name that opened its address.
+    fn translated(
+        self,
+        texts: &mut Texts,
+        (index, slot): (SlotIndex, &Slot),
+        dns_name: Option<String>,
+        now_ns: u64,
+    ) -> Flow {
+        let maps = self.maps;
+        let (vm, rule) = texts.of(self, slot, now_ns);
+        let (vm, rule) = (vm.clone(), rule.clone());
+        // Those of IPv6 are beside the slot, which is within its array.
+        let six = match slot.flags & SlotFlags::IPV6 {
+            0 => Addresses6::default(),
+            _ => maps.addresses6(index).unwrap_or_default(),
+        };
+        let addresses = FlowAddresses::of(slot, &six);
+        let instance = maps.instance();
+        Flow {
+            dns_name,
+            labels: vm.labels,
+            path: match (maps.are_of_userspace(), slot.verdict) {
+                (false, _) | (_, Verdict::Engine) => path(slot),
+                (true, _) => "sockets",
+            },
+            frozen: vm.is_frozen,
+            // Of sockets the kernel chooses it.
+            uplink: match maps.are_of_userspace() {
+                true => None,
+                false => texts.uplink_of(self, slot),
+            },
+            ..Flow::new(instance, (index, slot), addresses, vm.name, rule, now_ns)
+        }
+    }
+
+    /// Makes the row of a relayed flow.
+    fn relayed(self, texts: &mut Texts, flow: &LiveRelayed, now_ns: u64) -> Flow {
+        texts.renew(self.maps, now_ns);
+        Flow::relayed(flow, &OfVm::new(&flow.vm, self.names, &texts.frozen))
+    }
+}
+
+/// What slots name by numbers, as texts. Each is read once for all slots that name it, and again after
+/// [`TEXTS_KEPT_NS`]: numbers are used again, and whoever reads our output may pause for long.
+struct Texts {
     frozen: BTreeSet<String>,
     vms: HashMap<(u16, u32), OfVm>,
     rules: HashMap<u32, Arc<str>>,
@@ -417,11 +468,9 @@ struct Texts<'a> {
 
 const TEXTS_KEPT_NS: u64 = 1_000_000_000;
 
-impl<'a> Texts<'a> {
-    fn new(maps: &'a ReadOnlyMaps, names: &'a names::Known, now_ns: u64) -> Self {
+impl Texts {
+    fn new(maps: &ReadOnlyMaps, now_ns: u64) -> Self {
         Self {
-            maps,
-            names,
             frozen: frozen(maps),
             vms: HashMap::new(),
             rules: HashMap::new(),
@@ -430,28 +479,33 @@ impl<'a> Texts<'a> {
         }
     }
 
+    /// Forgets texts that were read long ago.
+    fn renew(&mut self, maps: &ReadOnlyMaps, now_ns: u64) {
+        if now_ns.saturating_sub(self.read_ns) > TEXTS_KEPT_NS {
+            *self = Self::new(maps, now_ns);
+        }
+    }
+
     /// Returns by what a flow leaves, as [`Self::of`] does the other texts, after which it is called.
-    fn uplink_of(&mut self, slot: &Slot) -> Option<Arc<FlowUplink<String>>> {
+    fn uplink_of(&mut self, from: Sources<'_>, slot: &Slot) -> Option<Arc<FlowUplink<String>>> {
         let is_hairpin = slot.flags & SlotFlags::HAIRPIN != 0;
         let index = IfIndex::new(slot.uplink_ifindex);
         if is_hairpin || !index.is_some() {
             return None;
         }
-        let (maps, names) = (self.maps, self.names);
         let known = self.uplinks.entry((slot.uplink_ifindex, slot.next_hop));
         let uplink = known.or_insert_with(|| {
-            let name = names.links.get(&index).cloned();
-            FlowUplink::new(name, index, neighbour(maps, slot)).into()
+            let name = from.names.links.get(&index).cloned();
+            FlowUplink::new(name, index, neighbour(from.maps, slot)).into()
         });
         Some(uplink.clone())
     }
 
     /// Returns what a flow shows of its VM, and the text of its rule.
-    fn of(&mut self, slot: &Slot, now_ns: u64) -> (&OfVm, &Arc<str>) {
-        if now_ns.saturating_sub(self.read_ns) > TEXTS_KEPT_NS {
-            *self = Self::new(self.maps, self.names, now_ns);
-        }
-        let (maps, names, frozen) = (self.maps, self.names, &self.frozen);
+    fn of(&mut self, from: Sources<'_>, slot: &Slot, now_ns: u64) -> (&OfVm, &Arc<str>) {
+        let Sources { maps, names } = from;
+        self.renew(maps, now_ns);
+        let frozen = &self.frozen;
         let vm = self.vms.entry((slot.vm_row, slot.vm));
         let vm = vm.or_insert_with(|| OfVm::new(&vm_name(maps, slot), names, frozen));
         let rule = self.rules.entry(slot.rule).or_insert_with(|| {
@@ -469,39 +523,16 @@ fn live<'a>(
     names: &'a names::Known,
     clock: impl Fn() -> u64 + 'a,
 ) -> impl Iterator<Item = Flow> + 'a {
-    let instance = maps.instance();
-    let mut texts = Texts::new(maps, names, clock());
-    let relayed: Vec<_> = names
-        .relayed_flows
-        .iter()
-        .map(|flow| Flow::relayed(flow, &OfVm::new(&flow.vm, names, &texts.frozen)))
+    let from = Sources { maps, names };
+    let mut texts = Texts::new(maps, clock());
+    let begun_ns = texts.read_ns;
+    let relayed = names.relayed_flows.iter();
+    let relayed: Vec<_> = relayed
+        .map(|flow| from.relayed(&mut texts, flow, begun_ns))
         .collect();
     let translated = maps.flows().map(move |(index, slot)| {
-        let now = clock();
-        let (vm, rule) = texts.of(&slot, now);
-        let (vm, rule) = (vm.clone(), rule.clone());
         let name = names.flows.get(&(index, slot.generation));
-        // Those of IPv6 are beside the slot, which is within its array.
-        let six = match slot.flags & SlotFlags::IPV6 {
-            0 => Addresses6::default(),
-            _ => maps.addresses6(index).unwrap_or_default(),
-        };
-        let addresses = FlowAddresses::of(&slot, &six);
-        Flow {
-            dns_name: name.cloned(),
-            labels: vm.labels,
-            path: match (maps.are_of_userspace(), slot.verdict) {
-                (false, _) | (_, Verdict::Engine) => path(&slot),
-                (true, _) => "sockets",
-            },
-            frozen: vm.is_frozen,
-            // Of sockets the kernel chooses it.
-            uplink: match maps.are_of_userspace() {
-                true => None,
-                false => texts.uplink_of(&slot),
-            },
-            ..Flow::new(instance, (index, &slot), addresses, vm.name, rule, now)
-        }
+        from.translated(&mut texts, (index, &slot), name.cloned(), clock())
     });
     translated.chain(relayed)
 }

@@ -3,7 +3,7 @@ use slipgate_abi::{Ip4, Ip6};
 use super::*;
 use serde_json::json;
 
-fn slot() -> Slot {
+pub(super) fn slot() -> Slot {
     Slot {
         generation: 1,
         verdict: Verdict::Fast,
@@ -260,14 +260,21 @@ fn the_addresses_of_an_ipv6_flow_are_beside_its_slot() {
 }
 
 /// Maps with flows in the first slots, and the reader of them.
-fn with_flows(dir: &std::path::Path, count: u32) -> (slipgate_control::InMemory, ReadOnlyMaps) {
+pub(super) fn with_flows(
+    dir: &std::path::Path,
+    count: u32,
+) -> (slipgate_control::InMemory, ReadOnlyMaps) {
     use slipgate_control::{InMemory, Paths, Sizes};
     let paths = Paths {
         pin_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
     };
-    let (memory, owner) = InMemory::open(paths, Sizes::of_slots(1_024)).unwrap();
-    memory.maps.claim_chunk(owner.row(), 0).unwrap();
+    let slots = count.max(1).next_multiple_of(1_024);
+    // A part of a table is for other owners.
+    let (memory, owner) = InMemory::open(paths, Sizes::of_slots(4 * slots)).unwrap();
+    for _ in 0..slots / 1_024 {
+        memory.maps.claim_chunk(owner.row(), 0).unwrap();
+    }
     for index in 0..count {
         let at = memory.maps.slot(SlotIndex::new(index)).unwrap();
         // SAFETY: an element of SLOTS that nothing else uses meanwhile.
@@ -315,7 +322,11 @@ fn a_flow_shows_by_which_link_and_neighbour_it_leaves() {
             .collect(),
         ..names::Known::default()
     };
-    let shown = |known: &names::Known| Texts::new(&read, known, 0).uplink_of(&slot());
+    let of = |names: &names::Known, slot: &Slot| {
+        let from = Sources { maps: &read, names };
+        Texts::new(&read, 0).uplink_of(from, slot)
+    };
+    let shown = |known: &names::Known| of(known, &slot());
     let json_of = |known: &names::Known| serde_json::to_value(shown(known).as_deref()).unwrap();
     // The kernel resolves the neighbour, and no engine has named the link.
     assert_eq!(json_of(&links(&[])), json!({ "index": 2 }));
@@ -331,7 +342,7 @@ fn a_flow_shows_by_which_link_and_neighbour_it_leaves() {
         flags: SlotFlags::HAIRPIN,
         ..slot()
     };
-    assert_eq!(Texts::new(&read, &known, 0).uplink_of(&hairpin), None);
+    assert_eq!(of(&known, &hairpin), None);
     let flow = Flow {
         uplink: shown(&known),
         ..list(&read, &known).remove(0)

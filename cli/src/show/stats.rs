@@ -515,7 +515,14 @@ fn by_name(vm: &str, names: &NameCounts) -> Vec<Vec<String>> {
         ("DNS refused: no room".into(), names.full),
         ("DNS refused: resolver elsewhere".into(), names.elsewhere),
         ("DNS refused: rate".into(), names.over_rate),
-        ("DNS refused: new names".into(), names.new_names),
+        (
+            "DNS refused: beyond the limit of new names".into(),
+            names.new_names,
+        ),
+        (
+            "DNS refused: beyond the limit of questions asked again".into(),
+            names.asked_again,
+        ),
     ];
     let inspected = names.inspected.each();
     let inspected = inspected.map(|(what, count)| (format!("inspected, and ended: {what}"), count));

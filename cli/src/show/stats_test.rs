@@ -61,6 +61,11 @@ fn rules_that_refused_are_named() {
     let mut one = VmStats::new("a".into(), &counters, &DropCounters::default(), &[]);
     one.refused_by = rules::of(&counters, texts);
     one.tap_tx_dropped = Some(5);
+    one.names = Some(NameCounts {
+        new_names: 21,
+        asked_again: 22,
+        ..NameCounts::default()
+    });
     let json = serde_json::to_value(&one).unwrap();
     let expected = json!([
         {"rule": 13, "text": "--deny 13", "flows": 3},
@@ -88,6 +93,8 @@ fn rules_that_refused_are_named() {
         "a refused by --deny 13 3",
         "a refused by further rules 4",
         "a not taken by the TAP 5",
+        "a DNS refused: beyond the limit of new names 21",
+        "a DNS refused: beyond the limit of questions asked again 22",
         "(all) refused by --deny 11 2",
         "(all) flow records lost 4",
     ] {

@@ -215,5 +215,5 @@ fn size_of_label((key, value): (&String, &String)) -> usize {
 /// Returns the size of a VM's counts, bytes. The backslashes of unusual names are doubled in JSON.
 fn size(counts: &NameCounts) -> usize {
     let of = |by: &RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
-    22 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
+    23 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
 }

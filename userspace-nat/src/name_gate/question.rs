@@ -3,7 +3,7 @@
 use super::Judge;
 use crate::dns::{ExtendedError, message::Type, query::Key};
 use slipgate_abi::VmId;
-use slipgate_policy::{Action, Asker, Decision, Name, PatternRef, is_canary};
+use slipgate_policy::{Action, Asker, Decision, Exceeded, Name, PatternRef, is_canary};
 
 impl Judge {
     /// Returns the reason why a name may not be asked for, in words.
@@ -102,7 +102,11 @@ impl Judge {
         let Err(exceeded) = asker.asks(&self.hasher, key.question(), chosen, now_ns) else {
             return Ok(());
         };
-        self.count(vm).new_names += 1;
+        let counts = self.count(vm);
+        match exceeded {
+            Exceeded::NewNames => counts.new_names += 1,
+            Exceeded::Repeated => counts.asked_again += 1,
+        }
         let text = format!(
             "refused: more than {} octets a minute by {}",
             exceeded.octets_per_minute(may),

@@ -457,3 +457,22 @@ fn a_reload_takes_no_longer_where_all_that_is_open_is_one_address() {
     eprintln!("{MAX_PER_VM} names: {each:?} at an address each, {one:?} at one");
     assert!(one < 8 * each, "{one:?}, {each:?}");
 }
+
+/// A successor reads what was noted last, however often the rules have changed since.
+#[test]
+fn extensions_before_and_after_a_reload_are_noted_once_they_are_a_second_together() {
+    let rules = ["allow a.test:443"];
+    let mut by = judge(Action::Deny, &rules);
+    let noted_at = |by: &mut ByRules, tenth: u64| {
+        let name = wire("a.test").unwrap();
+        let records = answer("a.test", &[a("a.test", 60, ADDRESS)]);
+        let now_ns = tenth * SECOND_NS / 10;
+        assert_eq!(by.answer(VM, Name(&name), &records, 0, now_ns), Ok(()));
+        by.0.borrow_mut().take_changes().len()
+    };
+    assert_eq!(noted_at(&mut by, 0), 1);
+    assert_eq!(noted_at(&mut by, 9), 0);
+    reload(&by, Action::Deny, &rules);
+    assert!(by.0.borrow_mut().take_changes().is_empty());
+    assert_eq!(noted_at(&mut by, 18), 1);
+}

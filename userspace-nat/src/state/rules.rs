@@ -6,7 +6,7 @@
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
 //! ([`Reserve`]).
-use std::{collections::HashMap, net::IpAddr, rc::Rc};
+use std::{collections::BTreeMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{
     Protocol, Refusal, RuleIndex, SlotIndex, SlotRef, VmId, maps::MAX_NAMES, names::MAX_NAME_LEN,
@@ -29,7 +29,7 @@ pub(crate) struct Rules {
     /// The rules by their elements of `RULES`.
     pub(crate) texts: RuleTexts,
     /// Names that opened live flows' addresses, by slot, each with the slot's generation.
-    opened_by: HashMap<SlotIndex, (u32, Rc<LearntName>)>,
+    opened_by: BTreeMap<SlotIndex, (u32, Rc<LearntName>)>,
 }
 
 impl Rules {
@@ -39,7 +39,7 @@ impl Rules {
         Self {
             judge,
             texts,
-            opened_by: HashMap::new(),
+            opened_by: BTreeMap::new(),
         }
     }
 
@@ -70,14 +70,13 @@ impl Rules {
     }
 
     /// Returns slots, generations and names of the flows whose addresses names opened, in order of
-    /// the slots, from `from` on.
-    pub(crate) fn names_of_flows(&self, from: SlotIndex) -> Vec<(SlotIndex, u32, &LearntName)> {
-        let all = self.opened_by.iter().filter(|(slot, _)| **slot >= from);
-        let mut flows: Vec<_> = all
-            .map(|(slot, (generation, name))| (*slot, *generation, &**name))
-            .collect();
-        flows.sort_unstable_by_key(|(slot, ..)| *slot);
-        flows
+    /// the slots, from `from` on. Who takes a page of them pays for that page.
+    pub(crate) fn names_of_flows(
+        &self,
+        from: SlotIndex,
+    ) -> impl Iterator<Item = (SlotIndex, u32, &LearntName)> {
+        let flows = self.opened_by.range(from..);
+        flows.map(|(slot, (generation, name))| (*slot, *generation, &**name))
     }
 
     /// Whether an inspect rule admitted a flow, or a rule that is no longer known in a policy that

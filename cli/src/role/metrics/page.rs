@@ -483,6 +483,7 @@ impl Page {
                 ("elsewhere", names.elsewhere),
                 ("over_rate", names.over_rate),
                 ("new_names", names.new_names),
+                ("asked_again", names.asked_again),
             ];
             Some(counts.map(|(reason, count)| {
                 let labels = [("vm", vm.vm.as_str()), ("reason", reason)];

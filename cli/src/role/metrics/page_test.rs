@@ -50,6 +50,7 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         elsewhere: 6,
         over_rate: 7,
         new_names: 8,
+        asked_again: 9,
         open: 2,
         ..NameCounts::default()
     };
@@ -108,6 +109,7 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="elsewhere"} 6"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="over_rate"} 7"#,
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="new_names"} 8"#,
+        r#"slipgate_dns_refused_total{vm="a \"b\"",reason="asked_again"} 9"#,
         r#"slipgate_inspected_refused_total{vm="a \"b\"",reason="no_name"} 0"#,
         r#"slipgate_dns_open_addresses{vm="a \"b\""} 2"#,
         r#"slipgate_eim_mappings{vm="a \"b\"",protocol="udp"} 15"#,

@@ -3,6 +3,7 @@
 
 use std::{
     mem::offset_of,
+    ops::Range,
     os::fd::OwnedFd,
     path::Path,
     sync::atomic::{AtomicU32, Ordering::Acquire},
@@ -99,14 +100,25 @@ impl ReadOnlyMaps {
     /// Returns copies of all flows, in the order of their slots. Slots of chunks that no process has
     /// are not read: none of them holds a flow.
     pub fn flows(&self) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
-        let elements = self.memory.slots.elements();
-        let chunks = (0..elements.div_ceil(SLOTS_PER_CHUNK)).filter(|chunk| self.has_owner(*chunk));
+        self.flows_in(0..self.slots())
+    }
+
+    /// Returns copies of the flows in these slots, as [`Self::flows`] does.
+    pub fn flows_in(&self, slots: Range<u32>) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
+        let end = slots.end.min(self.slots());
+        let chunks = slots.start / SLOTS_PER_CHUNK..end.div_ceil(SLOTS_PER_CHUNK);
+        let chunks = chunks.filter(|chunk| self.has_owner(*chunk));
         let slots = chunks.flat_map(move |chunk| {
             let first = chunk * SLOTS_PER_CHUNK;
-            first..(first + SLOTS_PER_CHUNK).min(elements)
+            first.max(slots.start)..(first + SLOTS_PER_CHUNK).min(end)
         });
         let slots = slots.map(SlotIndex::new);
         slots.filter_map(|index| Some((index, self.flow(index)?)))
+    }
+
+    /// Returns the number of slots.
+    pub fn slots(&self) -> u32 {
+        self.memory.slots.elements()
     }
 
     /// Whether a process has a chunk of slots, or a dead one had it when it ended.
@@ -118,7 +130,7 @@ impl ReadOnlyMaps {
     }
 
     /// Returns a copy of a slot's flow; `None` if the slot is free, or was reused during the call.
-    fn flow(&self, index: SlotIndex) -> Option<Slot> {
+    pub fn flow(&self, index: SlotIndex) -> Option<Slot> {
         let address = self.memory.slots.at(index.get())?;
         // SAFETY: an element of SLOTS, used only while `self` keeps it mapped; nothing below
         // writes.

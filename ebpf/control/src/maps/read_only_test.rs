@@ -104,6 +104,30 @@ fn all_flows_of_all_owners_are_read() {
 }
 
 #[test]
+fn the_flows_of_a_range_of_slots_are_read() {
+    let rig = Rig::new();
+    let maps = &rig.memory.maps;
+    let [first, last] = rig.claim(rig.owner.row(), 0);
+    let [next, _] = rig.claim(rig.owner.row(), 0);
+    assert_eq!(next, last + 1);
+    for index in [first, first + 5, last, next] {
+        begin(maps, index);
+    }
+    let read = |range: Range<u32>| {
+        let flows = rig.read.flows_in(range);
+        flows.map(|(index, _)| index.get()).collect::<Vec<_>>()
+    };
+    let all = [first, first + 5, last, next];
+    assert_eq!(read(0..u32::MAX), all);
+    for from in [first, first + 1, last, next, next + 1] {
+        for to in [first, first + 5, last, next, next + 7] {
+            let within = all.into_iter().filter(|at| (from..to).contains(at));
+            assert_eq!(read(from..to), within.collect::<Vec<_>>(), "{from}..{to}");
+        }
+    }
+}
+
+#[test]
 fn flows_that_come_and_go_meanwhile_are_read_as_they_are_then() {
     let rig = Rig::new();
     let maps = &rig.memory.maps;

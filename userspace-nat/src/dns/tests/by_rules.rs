@@ -201,9 +201,16 @@ fn questions_asked_before_are_sent_again_as_often_as_their_choice_may_say_someth
         .count();
     assert_eq!(times, (64 * 8 - 16) / 2);
     assert!(!sends(&mut rig, "fixed.test."));
-    assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 2);
+    let counted = |judge: &SharedJudge| {
+        let counts = judge.borrow().counts(VmId::new(1));
+        (counts.new_names, counts.asked_again)
+    };
+    assert_eq!(counted(&judge), (0, 2));
     // New names have a bucket of their own.
     assert!(sends(&mut rig, "d.ok.test."));
+    let long = format!("{}.ok.test.", "x".repeat(63));
+    assert!(!sends(&mut rig, &long));
+    assert_eq!(counted(&judge), (1, 2));
     rig.pass(60 * SECOND_NS);
     assert!(sends(&mut rig, "a.ok.test."));
 }
@@ -252,6 +259,45 @@ fn what_is_no_query_counts_against_the_rate_and_is_recorded() {
         (&*r.name, r.qtype, r.rcode, refused, r.source)
     });
     assert_eq!(seen.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_record_says_who_has_answered() {
+    let upstream = Upstream::new();
+    let (mut rig, _) = rig(&upstream);
+    rig.proxy.keep_records(true);
+    let source = |rig: &mut Rig| {
+        let record = rig.proxy.next_record().expect("a record");
+        assert_eq!(rig.proxy.next_record(), None, "one record");
+        rig.told();
+        record.source
+    };
+    let asked = |rig: &mut Rig, name: &str, of: RecordType| {
+        rig.ask(4000, &ask(1, name, of)).unwrap();
+        if !upstream.is_idle() {
+            upstream.answer(60, ADDRESS);
+            rig.settle();
+        }
+        source(rig)
+    };
+    let resolver = Source::Upstream(upstream.address);
+    assert_eq!(asked(&mut rig, "a.ok.test.", RecordType::A), resolver);
+    assert_eq!(asked(&mut rig, "a.ok.test.", RecordType::A), Source::Cache);
+    // Without IPv6 there is nothing to ask for.
+    let six = RecordType::AAAA;
+    assert_eq!(asked(&mut rig, "a.ok.test.", six), Source::Policy);
+    assert_eq!(asked(&mut rig, "evil.test.", six), Source::Policy);
+    // The answer of a resolver is refused for what it says.
+    rig.ask(4000, &ask(1, "b.ok.test.", RecordType::A)).unwrap();
+    upstream.answer(60, [127, 0, 0, 1]);
+    rig.settle();
+    assert_eq!(source(&mut rig), resolver);
+    // A resolver that does not answer.
+    rig.ask(4000, &ask(1, "c.ok.test.", RecordType::A)).unwrap();
+    for _ in 0..30 {
+        rig.pass(SECOND_NS);
+    }
+    assert_eq!(source(&mut rig), Source::Nobody);
 }
 
 #[test]
