@@ -80,3 +80,7 @@ pub(crate) fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
     four.map(|four| SocketAddr::V4((*four).into()))
         .or_else(|| six.map(|six| SocketAddr::V6((*six).into())))
 }
+
+#[cfg(test)]
+#[path = "inet_test.rs"]
+mod tests;

@@ -38,6 +38,7 @@ const TX_BUFFERS: u64 = MEMORY + 0x8_0000;
 const TALLY: u64 = 0xf_0000;
 const DIRECT: u64 = 11;
 const SET_TALLY: u32 = 0x5347_0001;
+const SET_VRING_KICK: u32 = 12;
 const LONG: usize = 60_000;
 
 pub(super) fn byte(at: usize) -> u8 {
@@ -401,4 +402,22 @@ fn a_refused_flow_leaves_its_bytes_where_they_are() {
     scene.send(0, &bytes(0, LONG), 2);
     assert_eq!(scene.direct(), 0);
     assert_eq!(scene.dropped(DropReason::Denied), 1);
+}
+
+/// Whether the host is short of something is seen in the counts.
+#[test]
+fn a_vmm_whose_doorbell_finds_no_place_is_counted_and_one_that_breaks_the_protocol_is_not() {
+    for (error, count) in [(Errno::ENOSPC, 1), (Errno::ENOMEM, 1), (Errno::EPERM, 0)] {
+        let mut scene = Scene::new(1 << 20);
+        let GuestLink::Rings(link) = &mut scene.port.link else {
+            panic!("no rings");
+        };
+        link.refuse_kicks(error);
+        let [_, kick, ..] = scene.vmm.fds();
+        let ring = (RX as u64).to_ne_bytes();
+        scene.vmm.ask_unheard(SET_VRING_KICK, &ring, &[kick]);
+        scene.turn();
+        assert!(scene.vmm.is_closed(), "{error}");
+        assert_eq!(scene.dropped(DropReason::EngineBusy), count, "{error}");
+    }
 }

@@ -14,7 +14,7 @@ use crate::{
         Kernel,
         packets::{ack, syn},
     },
-    guest_link::StreamLink,
+    guest_link::{RingLink, StreamLink},
     packet::{Transport, transport::Tcp},
     tcp::Segment,
 };
@@ -243,30 +243,35 @@ fn what_was_put_off_reaches_the_engine_in_the_next_turn_without_an_event() {
 /// It is not the engine's end, and seen in the counts.
 #[test]
 fn a_guest_that_cannot_be_watched_is_counted_and_the_next_is_served() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("link");
-    let listener = UnixListener::bind(&path).unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let _guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
-    let link = GuestLink::Stream(Box::new(StreamLink::new(listener.into(), false)));
-    let mut port = UserspacePort::new(tables(), link, true, 1_500, 1 << 20).unwrap();
-    let busy = |port: &UserspacePort<InMemory>| {
-        let (_, drops) = port.tables.stats(VmRow::new(ROW)).snapshot();
-        drops.get(DropReason::EngineBusy).packets
-    };
-    // As if this user watched too much.
-    let nothing = Epoll(std::fs::File::open("/dev/null").unwrap().into());
-    let epoll = std::mem::replace(&mut port.epoll, Rc::new(nothing));
-    let now_ns = SystemClock.now_ns();
-    assert!(!port.settle_link(now_ns).unwrap());
-    assert_eq!(busy(&port), 1);
-    // Nor is the next one refused in the next turn.
-    assert!(!port.settle_link(now_ns).unwrap());
-    assert_eq!(busy(&port), 1);
-    port.epoll = epoll;
-    let due_ns = port.link.due_ns().unwrap();
-    assert!(port.settle_link(due_ns).unwrap());
-    assert_eq!(busy(&port), 1);
+    let links: [fn(UnixListener) -> GuestLink; 2] = [
+        |listener| GuestLink::Stream(Box::new(StreamLink::new(listener.into(), false))),
+        |listener| GuestLink::Rings(Box::new(RingLink::new(listener.into(), false))),
+    ];
+    for link in links {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("link");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let _guests = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
+        let mut port = UserspacePort::new(tables(), link(listener), true, 1_500, 1 << 20).unwrap();
+        let busy = |port: &UserspacePort<InMemory>| {
+            let (_, drops) = port.tables.stats(VmRow::new(ROW)).snapshot();
+            drops.get(DropReason::EngineBusy).packets
+        };
+        // As if this user watched too much.
+        let nothing = Epoll(std::fs::File::open("/dev/null").unwrap().into());
+        let epoll = std::mem::replace(&mut port.epoll, Rc::new(nothing));
+        let now_ns = SystemClock.now_ns();
+        assert!(!port.settle_link(now_ns).unwrap());
+        assert_eq!(busy(&port), 1);
+        // Nor is the next one refused in the next turn.
+        assert!(!port.settle_link(now_ns).unwrap());
+        assert_eq!(busy(&port), 1);
+        port.epoll = epoll;
+        let due_ns = port.link.due_ns().unwrap();
+        assert!(port.settle_link(due_ns).unwrap());
+        assert_eq!(busy(&port), 1);
+    }
 }
 
 #[test]

@@ -249,6 +249,11 @@ impl FakeVmm {
 
     /// Says something, with descriptors. What is not taken is lost.
     pub fn say(&mut self, bytes: &[u8], fds: &[RawFd]) {
+        self.say_unheard(bytes, fds);
+        self.turn();
+    }
+
+    fn say_unheard(&self, bytes: &[u8], fds: &[RawFd]) {
         let rights = [ControlMessage::ScmRights(fds)];
         let rights = if fds.is_empty() { &[][..] } else { &rights };
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
@@ -256,15 +261,20 @@ impl FakeVmm {
             let parts = [IoSlice::new(bytes)];
             let _ = sendmsg::<()>(socket.as_raw_fd(), &parts, rights, flags, None);
         }
-        self.turn();
     }
 
     /// Makes a request, with descriptors.
     pub fn ask(&mut self, number: u32, body: &[u8], fds: &[RawFd]) {
+        self.ask_unheard(number, body, fds);
+        self.turn();
+    }
+
+    /// Makes a request, of which the link has yet to hear.
+    pub fn ask_unheard(&self, number: u32, body: &[u8], fds: &[RawFd]) {
         let words = [number, 1, body.len() as u32];
         let header = words.iter().flat_map(|word| word.to_ne_bytes());
         let message: Vec<u8> = header.chain(body.iter().copied()).collect();
-        self.say(&message, fds);
+        self.say_unheard(&message, fds);
     }
 
     /// The answers that have come.

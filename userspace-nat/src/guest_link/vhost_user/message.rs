@@ -13,7 +13,7 @@ use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, sendmsg},
 };
-use slipgate_model::rights::receive;
+use slipgate_model::rights::{Received, receive};
 
 /// Length of a header, bytes.
 pub(super) const HEADER_LEN: usize = 12;
@@ -133,6 +133,9 @@ pub(super) struct Connection {
     /// Bytes of the next message that have come so far.
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
+    /// For tests: what the host says to the next reads.
+    #[cfg(test)]
+    pub(super) refuses: Vec<Errno>,
 }
 
 impl Connection {
@@ -142,6 +145,8 @@ impl Connection {
             socket,
             bytes: Vec::new(),
             fds: Vec::new(),
+            #[cfg(test)]
+            refuses: Vec::new(),
         }
     }
 
@@ -201,8 +206,7 @@ impl Connection {
     /// closed ([`Wrong::NoPlace`]), and when it connects again it gives all anew.
     fn read(&mut self, most: usize) -> Result<bool, End> {
         let mut bytes = [0; HEADER_LEN + MOST_BODY];
-        let (socket, flags) = (self.socket.as_fd(), MsgFlags::MSG_DONTWAIT);
-        let received = match receive(socket, &mut bytes[..most], MOST_FDS, flags) {
+        let received = match self.take(&mut bytes[..most]) {
             Ok(received) => received,
             Err(Errno::EAGAIN | Errno::EINTR | Errno::ENOBUFS | Errno::ENOMEM) => return Ok(false),
             Err(_) => return Err(End::Gone),
@@ -220,6 +224,15 @@ impl Connection {
             return Err(End::Wrong(Wrong::Header));
         }
         Ok(true)
+    }
+
+    fn take(&mut self, into: &mut [u8]) -> Result<Received, Errno> {
+        #[cfg(test)]
+        if let Some(error) = self.refuses.pop() {
+            return Err(error);
+        }
+        let flags = MsgFlags::MSG_DONTWAIT;
+        receive(self.socket.as_fd(), into, MOST_FDS, flags)
     }
 
     /// Answers a request with this body.

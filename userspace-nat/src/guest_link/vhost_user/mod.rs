@@ -209,6 +209,14 @@ impl RingLink {
         None
     }
 
+    /// For tests: what the host says when a doorbell of the VMM is to be watched.
+    #[cfg(test)]
+    pub(crate) fn refuse_kicks(&mut self, error: nix::errno::Errno) {
+        if let Some(vmm) = &mut self.vmm {
+            vmm.refuses_kicks = Some(error);
+        }
+    }
+
     /// Does to the queue what a message was about.
     fn apply_changes(&mut self) {
         let Some(vmm) = &mut self.vmm else { return };

@@ -56,7 +56,7 @@ pub(super) mod feature {
 /// A connected VMM, and what it has told of its guest.
 #[derive(Debug)]
 pub(super) struct Vmm {
-    connection: Connection,
+    pub(super) connection: Connection,
     /// Features that the driver has accepted, and those of the protocol.
     pub(super) features: u64,
     protocol: u64,
@@ -74,6 +74,9 @@ pub(super) struct Vmm {
     /// Changes that the queue has yet to follow: other features of the driver, and its reset.
     pub(super) has_other_features: bool,
     pub(super) was_reset: bool,
+    /// For tests: what the host says when a doorbell is to be watched.
+    #[cfg(test)]
+    pub(super) refuses_kicks: Option<Errno>,
 }
 
 impl Vmm {
@@ -92,6 +95,8 @@ impl Vmm {
             has_driver: false,
             has_other_features: false,
             was_reset: false,
+            #[cfg(test)]
+            refuses_kicks: None,
         }
     }
 
@@ -251,13 +256,12 @@ impl Vmm {
                 self.stop(nth, epoll);
                 // Without one the ring would have to be looked at all the time.
                 let kick = kick.ok_or(Wrong::Kick)?;
-                let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-                let event = EpollEvent::new(events, kick_key);
-                epoll.add(&kick, event).map_err(|error| match error {
-                    // This user watches too much already, or the host has no memory.
-                    Errno::ENOSPC | Errno::ENOMEM => Wrong::NoPlace,
-                    _ => Wrong::Kick,
-                })?;
+                self.watch(&kick, epoll, kick_key)
+                    .map_err(|error| match error {
+                        // This user watches too much already, or the host has no memory.
+                        Errno::ENOSPC | Errno::ENOMEM => Wrong::NoPlace,
+                        _ => Wrong::Kick,
+                    })?;
                 self.rings[nth].kick = Some(kick);
                 self.restart(nth)?;
             }
@@ -273,6 +277,16 @@ impl Vmm {
             _ => return Err(Wrong::Request(number)),
         }
         Ok(None)
+    }
+
+    /// Has a set tell of a doorbell's kicks.
+    fn watch(&self, kick: &OwnedFd, epoll: &Epoll, key: u64) -> Result<(), Errno> {
+        #[cfg(test)]
+        if let Some(error) = self.refuses_kicks {
+            return Err(error);
+        }
+        let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        epoll.add(kick, EpollEvent::new(events, key))
     }
 
     /// The ring of a message about a descriptor of one, and the descriptor.

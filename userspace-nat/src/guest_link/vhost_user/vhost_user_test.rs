@@ -9,6 +9,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         resource::{Resource, getrlimit, setrlimit},
@@ -898,4 +899,41 @@ fn with_few_descriptors() {
     assert_eq!(ended, Ok(1), "none is left open");
     // It gives all anew.
     the_next_is_served(&mut vmm);
+}
+
+/// The event is there until the message is read.
+#[test]
+fn a_message_for_which_the_host_lacks_memory_is_read_later_and_ends_nothing() {
+    fn refuse(vmm: &mut FakeVmm, errors: &[Errno]) {
+        let vmm = vmm.link.vmm.as_mut().unwrap();
+        vmm.connection.refuses = errors.to_vec();
+    }
+    let mut vmm = FakeVmm::new();
+    for error in [Errno::ENOBUFS, Errno::ENOMEM] {
+        refuse(&mut vmm, &[error; 3]);
+        vmm.ask(request::GET_FEATURES, &[], &[]);
+        assert!(
+            vmm.answers().ends_with(&feature::ALL.to_ne_bytes()),
+            "{error}"
+        );
+        assert!(vmm.is_connected(), "{error}");
+    }
+    // Others are ends.
+    refuse(&mut vmm, &[Errno::ECONNRESET]);
+    vmm.ask(request::GET_FEATURES, &[], &[]);
+    assert!(vmm.is_closed());
+    assert_eq!(vmm.wrong, None);
+}
+
+#[test]
+fn a_doorbell_for_which_the_host_has_no_place_ends_the_connection_and_the_next_one_serves() {
+    for error in [Errno::ENOSPC, Errno::ENOMEM] {
+        let mut vmm = ready(ALL);
+        let kick = vmm.fds()[2];
+        vmm.link.refuse_kicks(error);
+        vmm.ask(request::SET_VRING_KICK, &1_u64.to_ne_bytes(), &[kick]);
+        assert_eq!(vmm.wrong, Some(Wrong::NoPlace), "{error}");
+        assert!(vmm.is_closed(), "it learns of it");
+        the_next_is_served(&mut vmm);
+    }
 }
