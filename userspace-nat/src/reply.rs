@@ -2,11 +2,13 @@
 //!
 //! The rate of each VM's answers is bounded ([`Answers`]). None is sent for packets that RFC 1122
 //! section 3.2.2 and RFC 4443 section 2.4 exclude: ICMP errors, fragments, group addresses.
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use slipgate_abi::tcp::Flags;
+use slipgate_model::FlowTuple;
 
 use crate::{
+    datagram::Datagram,
     packet::{
         Packet, Transport, Version,
         build::{self, Segment},
@@ -22,9 +24,9 @@ use crate::{
 pub const RATE_PER_SECOND: u32 = 1_000;
 /// Largest burst of answers of a kind.
 pub const BURST: u32 = 200;
-/// Segments about flows that are cut, per second and VM, and largest burst of them. A policy change
-/// cuts many flows in one moment, and the guest does not choose it. Segments of no connection are
-/// answered by it too, where the allowance for refusals is exhausted.
+/// Segments about flows that are cut, per second and VM, and largest burst of them; and as many
+/// messages. A policy change cuts many flows in one moment, and the guest does not choose it.
+/// Segments of no connection are answered by it too, where the allowance for refusals is exhausted.
 pub const CUT_RATE_PER_SECOND: u32 = 4_000;
 
 /// Builder and rate limiter of a VM's answers. Segments have an allowance of their own: refused
@@ -112,11 +114,12 @@ impl Answers {
         }
     }
 
-    /// Creates a builder for segments about flows that are cut, with a full allowance.
+    /// Creates a builder for answers about flows that are cut, with a full allowance.
     pub fn about_cuts() -> Self {
+        let allowance = TokenBucket::new(CUT_RATE_PER_SECOND, CUT_RATE_PER_SECOND);
         Self {
-            segments: TokenBucket::new(CUT_RATE_PER_SECOND, CUT_RATE_PER_SECOND),
-            messages: TokenBucket::new(0, 0),
+            segments: allowance,
+            messages: allowance,
             packet: Vec::new(),
         }
     }
@@ -201,6 +204,31 @@ impl Answers {
         let header = error.header(packet.ip.version());
         build::icmp_error(buffer, addresses, header, packet.ip.bytes);
         out.packet(vm, to, buffer).is_ok()
+    }
+
+    /// Tells a guest that nobody has the port to which a flow's datagrams go, as if its peer's host
+    /// did. No datagram is at hand, so an empty one of the flow is quoted. Returns whether it was
+    /// queued.
+    pub fn port_unreachable(
+        &mut self,
+        vm: &VmNet,
+        flow: &FlowTuple,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        if !is_host(flow.remote) || !self.messages.take(now_ns) {
+            return false;
+        }
+        let quoted = Datagram {
+            from: SocketAddr::new(flow.local, flow.local_port),
+            to: SocketAddr::new(flow.remote, flow.remote_port),
+            payload: &[],
+        };
+        let error = IcmpError::Unreachable(Unreachable::Port);
+        let header = error.header(Version::of(flow.remote));
+        let addresses = (flow.remote, flow.local);
+        build::icmp_error(&mut self.packet, addresses, header, &quoted.emit());
+        out.packet(vm, Side::Guest, &self.packet).is_ok()
     }
 
     /// Answers an echo request to an address of the engine. Returns whether the answer was queued.

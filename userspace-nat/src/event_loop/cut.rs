@@ -1,5 +1,7 @@
 //! Cuts flows, on request, because the present rules refuse them, or because their VM goes on from
 //! another state of its memory. Both ends are informed ([`crate::packet_path`]).
+use std::cmp::Reverse;
+
 use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::Subject;
 
@@ -8,13 +10,14 @@ use crate::{
     control::Cut,
     datapath::Datapath,
     event_loop::Engine,
-    flow::EndReason,
+    flow::{EndReason, last_seen_ns},
     poll::Context,
     port::FrameIo,
     state::{Core, Nat},
 };
 
-/// Most guests' connections that are probed for a segment at one cut.
+/// Most guests' connections that are probed for a segment at one cut, and exchanges of datagrams of
+/// which the guest is told.
 pub(super) const MOST_PROBES: usize = 1_024;
 /// Probes that are written at a time: as many as fit in a TAP's queue, so that its reader can keep
 /// up.
@@ -55,12 +58,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     }
 
     /// Ends all flows of a VM that goes on from another state of its memory. Its peers are informed
-    /// too, though the guest may not run yet.
+    /// too, though the guest may not run yet, and its sockets of datagrams.
     pub fn end_generation(&mut self, row: VmRow) -> Cut {
         let relayed = self.cut_relayed(row, EndReason::Generation);
         let slots = self.all_slots_of(row);
-        let cut = self.cut_slots(&slots, EndReason::Generation);
+        let mut may_tell = MOST_PROBES;
+        let cut = self.cut_probing(&slots, EndReason::Generation, &mut may_tell);
         self.probe_peers(&slots);
+        self.tell_port_unreachable(&slots, may_tell);
         Cut {
             flows: (cut + relayed) as u64,
             ends: self.after_ends(),
@@ -94,6 +99,26 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             for &&slot in some {
                 let Core { nat, vms, out, .. } = &mut self.core;
                 nat.probe_peer(vms, slot, &mut out.queue, now_ns);
+            }
+            self.write_answers();
+        }
+    }
+
+    /// Tells the guest of those of these flows that were cut and have datagrams; of the latest ones
+    /// if they are more than `most`. They are a part of [`MOST_PROBES`], because a guest that does
+    /// not run yet has no more room for them.
+    fn tell_port_unreachable(&mut self, slots: &[SlotIndex], most: usize) {
+        let now_ns = self.clock.now_ns();
+        let nat = &self.core.nat;
+        let is_told = |slot: &SlotIndex| nat.flows.is_cut(*slot) && nat.may_be_awaited(*slot);
+        let mut told: Vec<_> = slots.iter().copied().filter(is_told).collect();
+        // A look at each time, as the programs may write it meanwhile.
+        told.sort_by_cached_key(|slot| Reverse(last_seen_ns(nat.datapath.slot(*slot))));
+        told.truncate(most);
+        for some in told.chunks(PROBES_AT_ONCE) {
+            for &slot in some {
+                let Core { nat, vms, out, .. } = &mut self.core;
+                nat.tell_port_unreachable(vms, slot, &mut out.queue, now_ns);
             }
             self.write_answers();
         }

@@ -127,7 +127,7 @@ pub struct Ended {
 }
 
 /// Returns the time of a flow's last packet, ns.
-pub(super) fn last_seen_ns(slot: SlotRef) -> u64 {
+pub(crate) fn last_seen_ns(slot: SlotRef) -> u64 {
     let (tx, rx) = (
         slot.tx_last_ns().load(Relaxed),
         slot.rx_last_ns().load(Relaxed),

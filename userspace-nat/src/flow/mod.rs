@@ -47,6 +47,7 @@ mod walk;
 pub use cut::{is_asleep, is_paused};
 #[cfg(test)]
 pub(crate) use end::ENDS_AT_ONCE;
+pub(crate) use end::last_seen_ns;
 pub use end::{EndReason, Ended};
 pub use give_way::{GivingWay, PortSearch};
 pub use open::{Insertion, NewFlow, OpenError};

@@ -20,6 +20,12 @@
 //! it expects, and is reset by them. One whose answer comes after the grace is reset by the host.
 //! An RST with the guest's former numbers is answered so too (RFC 5961 section 3.2).
 //!
+//! Datagrams have no end of which a socket would hear, but a socket that is connected waits for an
+//! answer until its program gives up. So the guest of a VM that goes on from a snapshot is told, of
+//! each exchange that it began and that was answered, that the port is unreachable: that is what
+//! its kernel hands to such a socket. Toward the world nothing is sent: the peer's answers meet no
+//! flow, which is what it sees of any client that has gone.
+//!
 //! To a destination that the host's routes do not lead to any more nothing is sent, not even an RST:
 //! only the guest is told, as it is of a new flow there. The peer is told by the host.
 //!
@@ -56,6 +62,33 @@ impl<D: Datapath> Nat<D> {
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
         live.protocol() == Protocol::Tcp as u8
             && matches!(phase, Phase::Established | Phase::Closing)
+    }
+
+    /// Whether the flow is an exchange of datagrams that the guest began and that was answered: a
+    /// socket of the guest may wait for more of it. One that was never answered has nothing to lose:
+    /// who asks again opens a flow.
+    pub(crate) fn may_be_awaited(&self, slot: SlotIndex) -> bool {
+        let live = self.datapath.slot(slot);
+        live.protocol() == Protocol::Udp as u8
+            && live.flags() & SlotFlags::INBOUND == 0
+            && live.rx_packets().load(Relaxed) > 0
+    }
+
+    /// Tells a guest that the peer of its datagrams is not there any more.
+    pub(crate) fn tell_port_unreachable(
+        &self,
+        vms: &mut VmTable,
+        slot: SlotIndex,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) {
+        let live = self.datapath.slot(slot);
+        let tuple = self.datapath.guest_tuple(slot);
+        let vm = vms.get_mut(live.row());
+        if let Some(vm) = vm.filter(|vm| vm.net.id == live.id()) {
+            vm.cut_answers
+                .port_unreachable(&vm.net, &tuple, out, now_ns);
+        }
     }
 
     /// Probes a guest for a segment of its connection.

@@ -1,9 +1,14 @@
 //! Changes around live flows: another engine, another prefix, other routes.
-use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags};
+use std::collections::HashSet;
+
+use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags, timeout::CLOSING_GRACE_NS};
 use slipgate_model::NetworkView;
 
-use super::*;
-use crate::clock::SECOND_NS;
+use super::{forwards::with_forwards, *};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    event_loop::cut::MOST_PROBES,
+};
 
 #[test]
 fn a_successor_adopts_the_flow_and_its_packets_never_stop() {
@@ -190,5 +195,104 @@ fn what_came_for_a_vm_that_slept_is_delivered_in_order_and_repetitions_are_dropp
         });
         let sequences: Vec<_> = sequences.collect();
         assert_eq!(sequences, [9_001, 9_002, 9_003], "{family:?}");
+    }
+}
+
+impl Rig {
+    /// VM 1 sends a datagram to the server from this port, which is answered.
+    fn exchange(&mut self, family: Family, port: u16) {
+        self.guest(1, &udp((family.guest, port), family.server(), b"x"));
+        let sent = self.at_world().pop().expect("the datagram goes out");
+        self.world(&family.answer(&sent));
+        self.at_guest();
+    }
+}
+
+/// A connected socket that waits for an answer hears of it, as if its peer had gone.
+#[test]
+fn datagrams_of_a_former_generation_are_told_that_their_port_is_unreachable() {
+    for family in families() {
+        let mut rig = with_forwards();
+        rig.exchange(family, 5_000);
+        // Not told: one that was not answered, a ping, and a client's exchange with the guest.
+        rig.guest(1, &udp((family.guest, 5_001), family.server(), b"x"));
+        rig.guest(1, &echo(family.guest, family.peer, true, 77, b"x"));
+        let ping = rig.at_world().pop().expect("the ping goes out");
+        rig.world(&family.answer(&ping));
+        let client = (family.peer, 50_000);
+        for _ in 0..2 {
+            rig.world(&udp(client, (family.nat, 8_080), b"x"));
+            rig.guest(1, &udp((family.guest, 80), client, b"y"));
+        }
+        rig.at_world();
+        rig.at_guest();
+        let cut = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+        assert_eq!(cut.flows, 4, "{family:?}");
+        let told = rig.at_guest();
+        assert_eq!(told.len(), 1, "{family:?}");
+        let (vm, error) = &told[0];
+        let port_unreachable = match family.version {
+            Version::V4 => [3, 3],
+            Version::V6 => [1, 4],
+        };
+        assert_eq!((*vm, icmp(error)), (101, port_unreachable));
+        let ip = read(error).ip;
+        assert_eq!((ip.source, ip.destination), (family.peer, family.guest));
+        assert_eq!(ip.payload()[4..8], [0; 4]);
+        let quoted = read(&ip.payload()[8..]);
+        assert_eq!(
+            (quoted.ip.source, quoted.ip.destination, quoted.ip.protocol),
+            (family.guest, family.peer, 17)
+        );
+        assert_eq!(quoted.transport.ports(), Some((5_000, 443)));
+        let [length, checksum] = [4, 6].map(|at| &quoted.ip.payload()[at..at + 2]);
+        assert_eq!((length, quoted.ip.payload().len()), (&[0, 8][..], 8));
+        assert_ne!(checksum, [0; 2], "there is one");
+        assert!(rig.at_world().is_empty(), "the peers are told nothing");
+        rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+        assert_eq!(rig.ended(), [cut.ends]);
+        rig.assert_empty();
+        rig.exchange(family, 5_000);
+        assert_eq!(rig.flows(), 1, "its next datagram opens a flow");
+    }
+}
+
+/// A guest that does not run yet has room for no more.
+#[test]
+fn of_more_flows_than_a_guest_is_told_of_it_is_told_of_connections_and_the_latest_datagrams() {
+    const OLDER: u16 = 60;
+    const CONNECTIONS: u16 = 10;
+    let later = MOST_PROBES as u16 - CONNECTIONS;
+    for family in families() {
+        let mut rig = Rig::with(Setup {
+            slots: 4_096,
+            max_flows: 4_096,
+            ..setup()
+        });
+        // By their slots the older ones are neither first nor last.
+        let (begin, end) = (30_000, 30_000 + OLDER + later);
+        let older = begin + 100..begin + 100 + OLDER;
+        let is_older = |port: &u16| older.contains(port);
+        (begin..end).for_each(|port| rig.exchange(family, port));
+        for port in 40_000..40_000 + CONNECTIONS {
+            rig.connect_to(family, port, 7);
+        }
+        rig.pass(SECOND_NS);
+        let later_ports = (begin..end).filter(|port| !is_older(port));
+        later_ports.for_each(|port| rig.exchange(family, port));
+        let cut = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+        assert_eq!(cut.flows, u64::from(OLDER + later + CONNECTIONS));
+        let (mut asked, mut told) = (0, HashSet::new());
+        for (_, packet) in rig.at_guest() {
+            match read(&packet).transport {
+                Transport::Tcp(_) => asked += 1,
+                _ => {
+                    let quoted = &read(&packet).ip.payload()[8..];
+                    told.insert(read(quoted).transport.ports().unwrap().0);
+                }
+            }
+        }
+        assert_eq!((asked, told.len()), (CONNECTIONS, later.into()));
+        assert!(!told.iter().any(is_older), "{family:?}");
     }
 }
