@@ -8,7 +8,7 @@ use hyper::StatusCode;
 use slipgate_ipc::{
     api::{ApiRequest, FromApi, ToApi},
     channel::{Channel, Packet, Received},
-    client::{ClientAnswer, PassedOrder, SAVED_WITHIN},
+    client::{ClientAnswer, ErrorKind, PassedOrder, SAVED_WITHIN},
     engine::{EngineInventory, EngineReply, Silence, VmId},
 };
 use tokio::{
@@ -88,18 +88,26 @@ impl Broker {
         })
     }
 
-    /// Reads a page of the data that only the engines have; `None` where an engine does not answer.
-    /// `from`: 0, or [`EngineInventory::next`] of the page before.
+    /// Reads a page of the data that only the engines have; `None` where the last engine does not answer.
+    /// In place of another one's page comes one that leads to those behind it. `from`: 0, or
+    /// [`EngineInventory::next`] of the page before.
     ///
     /// # Errors
-    /// Those of [`Self::ask`].
+    /// Those of [`Self::ask`], and an answer that is none to this.
     pub(crate) async fn page(&self, from: u64) -> Result<Option<EngineInventory>, Problem> {
-        Ok(match self.ask(ApiRequest::Inventory { from }).await? {
+        match self.ask(ApiRequest::Inventory { from }).await? {
             ClientAnswer::Engine {
                 reply: EngineReply::Inventory(page),
-            } => Some(page),
-            _ => None,
-        })
+            } => Ok(Some(page)),
+            ClientAnswer::Error {
+                kind: ErrorKind::Busy,
+                ..
+            } => Ok(None),
+            other => {
+                let detail = format!("the daemon did not tell what its engines have: {other:?}");
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+            }
+        }
     }
 
     /// Reads the data that only the engines have of VMs and links, page by page. An engine that does
@@ -111,8 +119,8 @@ impl Broker {
             let Ok(Some(mut page)) = self.page(from).await else {
                 break;
             };
+            let next = page.next_with_vms();
             (page.flows, page.relayed_flows) = <_>::default();
-            let next = page.next;
             pages.push(page);
             match next {
                 Some(next) if next > from => from = next,

@@ -2,12 +2,16 @@
 //!
 //! It is written in parts: a part is made when the client has taken the one before, and between two of
 //! them other clients are served. What only the engines have comes in pages, each asked for when the one
-//! before is written. So neither a million flows nor a client that reads slowly takes memory.
+//! before is written. So neither a million flows nor a client that reads slowly takes memory. A client that
+//! takes no part for [`TAKEN_WITHIN`] loses its list, since there is place for some lists only.
+use std::time::Duration;
+
 use hyper::StatusCode;
 use slipgate_ipc::engine::EngineInventory;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::yield_now,
+    time::timeout,
 };
 
 use crate::{
@@ -20,6 +24,8 @@ use crate::{
 pub const PART_BYTES: usize = 64 << 10;
 /// Largest number of pages that are read for a list: those of more flows than there can be.
 const MOST_PAGES: usize = 1 << 16;
+/// Time within which a client takes a part.
+const TAKEN_WITHIN: Duration = Duration::from_secs(60);
 
 /// The live flows as the text of a JSON array, written part by part.
 pub trait FlowList {
@@ -113,12 +119,14 @@ impl Writing {
         }
     }
 
-    /// Sends this part, and makes and sends the others. An error cuts the client's connection.
+    /// Sends this part, and makes and sends the others. An error, or a client that takes nothing more, ends
+    /// the list before its last part: the connection is cut.
     async fn send(mut self, first: Part, to: mpsc::Sender<Part>) -> Result<(), Problem> {
         let mut part = first;
         loop {
             let is_last = matches!(part, Part::Last(_));
-            if to.send(part).await.is_err() || is_last {
+            let taken = timeout(TAKEN_WITHIN, to.send(part)).await;
+            if !matches!(taken, Ok(Ok(()))) || is_last {
                 return Ok(());
             }
             part = self.part().await?;

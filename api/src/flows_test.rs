@@ -31,7 +31,9 @@ async fn next(content: &mut Content) -> Option<Result<Bytes, BrokeOff>> {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    // No test waits for a minute: the clock moves when nothing else does.
+    let runtime = runtime.enable_time().start_paused(true).build();
     LocalSet::new().block_on(&runtime.unwrap(), test);
 }
 
@@ -54,6 +56,41 @@ fn a_list_that_can_not_go_on_breaks_off() {
         assert_eq!(sent.unwrap_err().status, 503);
         assert_eq!(next(&mut content).await, Some(Ok("a part".into())));
         assert_eq!(next(&mut content).await, Some(Err(BrokeOff)));
+    });
+}
+
+/// A list without an end, and without pages.
+struct Endless;
+
+impl FlowList for Endless {
+    fn write(&mut self, text: &mut Vec<u8>) -> Written {
+        text.resize(PART_BYTES, b'f');
+        Written::InPart
+    }
+
+    fn add(&mut self, _: Option<EngineInventory>) {}
+}
+
+#[test]
+fn the_list_of_a_client_that_takes_nothing_breaks_off_and_its_place_is_free() {
+    run(async {
+        let places = Arc::new(Semaphore::new(1));
+        let place = places.clone().try_acquire_owned().unwrap();
+        let begun = begin(&gone(), Box::new(Endless), place).await.unwrap();
+        let mut content = begun.into_body();
+        // One that takes a part in time goes on.
+        for _ in 0..3 {
+            tokio::time::sleep(TAKEN_WITHIN / 2).await;
+            assert!(matches!(next(&mut content).await, Some(Ok(_))));
+            assert_eq!(places.available_permits(), 0);
+        }
+        tokio::time::sleep(2 * TAKEN_WITHIN).await;
+        assert_eq!(places.available_permits(), 1);
+        let mut rest = next(&mut content).await;
+        while let Some(Ok(_)) = rest {
+            rest = next(&mut content).await;
+        }
+        assert_eq!(rest, Some(Err(BrokeOff)));
     });
 }
 

@@ -43,6 +43,8 @@ struct Asked {
     client: Option<ClientId>,
     /// Whether it asks for a VM's activity.
     is_reader: bool,
+    /// Whether it asks for a page of what all engines have.
+    is_inventory: bool,
 }
 
 impl Pending {
@@ -92,14 +94,8 @@ impl Pending {
             return Ok(());
         };
         if !parts.engines.of(worker).answers() {
-            let answer = match request {
-                // The others' pages are behind this one.
-                EngineRequest::Inventory { .. } if worker + 1 < workers => {
-                    let none = EngineReply::Inventory(EngineInventory::default());
-                    reply_of_all(none, worker, workers).into()
-                }
-                _ => ClientAnswer::busy(BUSY),
-            };
+            let is_inventory = matches!(request, EngineRequest::Inventory { .. });
+            let answer = without_engine(is_inventory, worker, workers, BUSY);
             parts.control.answer(client, &answer);
             return Ok(());
         }
@@ -108,6 +104,7 @@ impl Pending {
             worker,
             client: Some(client),
             is_reader: matches!(request, EngineRequest::Activity { .. }),
+            is_inventory: matches!(request, EngineRequest::Inventory { .. }),
         };
         self.engine.insert(id, asked);
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
@@ -138,6 +135,7 @@ impl Pending {
                 worker,
                 client: None,
                 is_reader: false,
+                is_inventory: false,
             };
             self.engine.insert(id, asked);
             self.thaws.begin(id, row);
@@ -180,11 +178,13 @@ impl Pending {
     pub(crate) fn forget_engine(&mut self, parts: &mut Parts, worker: usize) {
         let gone = |_: &u64, asked: &mut Asked| asked.worker == worker;
         let gone: Vec<_> = self.engine.extract_if(.., gone).collect();
-        for (id, Asked { client, .. }) in gone {
+        let workers = parts.engines.len();
+        for (id, asked) in gone {
             self.thaws.take(id);
             let why = "the engine has ended meanwhile, and is started again: try again";
-            if let Some(client) = client {
-                parts.control.answer(client, &ClientAnswer::busy(why));
+            if let Some(client) = asked.client {
+                let answer = without_engine(asked.is_inventory, worker, workers, why);
+                parts.control.answer(client, &answer);
             }
         }
     }
@@ -239,6 +239,18 @@ impl Pending {
             let answer = ClientAnswer::Machines { machines };
             parts.control.answer(client, &answer);
         }
+    }
+}
+
+/// What a client is told in place of a worker's engine. Of what all engines have, the pages of those behind
+/// it follow.
+fn without_engine(is_inventory: bool, worker: usize, workers: usize, why: &str) -> ClientAnswer {
+    match is_inventory && worker + 1 < workers {
+        true => {
+            let none = EngineReply::Inventory(EngineInventory::default());
+            reply_of_all(none, worker, workers).into()
+        }
+        false => ClientAnswer::busy(why),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Inventory of an engine: state that the pinned maps do not show.
-use std::{net::SocketAddr, ops::AddAssign};
+use std::{net::SocketAddr, num::NonZeroU64, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{IfIndex, SlotIndex};
@@ -37,6 +37,21 @@ pub struct EngineInventory {
     pub relayed_flows: Vec<LiveRelayed>,
     /// Start of the next page; `None` on the last page.
     pub next: Option<u64>,
+    /// Start of the next engine's first page, for who wants to know of VMs only; `None` if there is none,
+    /// and from an engine itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_engine: Option<NonZeroU64>,
+}
+
+impl EngineInventory {
+    /// Start of the next page with VMs: an engine's flows, of which there may be a million, come behind its
+    /// VMs and are left out.
+    pub fn next_with_vms(&self) -> Option<u64> {
+        match self.flows.is_empty() && self.relayed_flows.is_empty() {
+            true => self.next,
+            false => self.next_engine.map(NonZeroU64::get),
+        }
+    }
 }
 
 /// Counts of a VM's DNS refusals since the engine started, and its open addresses.

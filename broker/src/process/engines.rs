@@ -7,7 +7,10 @@
 //!
 //! The inventory is read page by page, one engine's after the other's: a page's start has the
 //! worker in its top bits.
-use std::time::{Duration, Instant};
+use std::{
+    num::NonZeroU64,
+    time::{Duration, Instant},
+};
 
 use nix::poll::PollFd;
 use slipgate_ipc::engine::{EngineInventory, EngineReply, OnExit, OpenQuestion, ToEngine};
@@ -124,8 +127,13 @@ pub(crate) fn page_of_all(page: EngineInventory, worker: usize, workers: usize) 
         Some(next) => (next >> WORKER_BIT == 0).then(|| at(worker, next)),
         None => None,
     };
-    let next = next.or_else(|| (worker + 1 < workers).then(|| at(worker + 1, 0)));
-    EngineInventory { next, ..page }
+    let next_engine = (worker + 1 < workers).then(|| at(worker + 1, 0));
+    let next = next.or(next_engine);
+    EngineInventory {
+        next,
+        next_engine: next_engine.and_then(NonZeroU64::new),
+        ..page
+    }
 }
 
 /// The same for a reply, if it has a page.

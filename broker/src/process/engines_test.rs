@@ -1,3 +1,5 @@
+use slipgate_abi::SlotIndex;
+
 use super::*;
 
 fn page(next: Option<u64>) -> EngineInventory {
@@ -31,6 +33,27 @@ fn the_inventory_is_every_engines_in_turn() {
         read(&[2, 1, 3]),
         [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
     );
+}
+
+#[test]
+fn who_wants_vms_only_is_led_past_an_engines_flows_to_the_next_one() {
+    let flows = |page: EngineInventory| EngineInventory {
+        flows: vec![(SlotIndex::new(3), 1, "a.test".into())],
+        ..page
+    };
+    let of_first = page_of_all(flows(page(Some(9))), 0, 2);
+    let next = of_first.next_with_vms().and_then(|next| page_of(next, 2));
+    assert_eq!(next, Some((1, 0)));
+    assert_eq!(
+        of_first.next.and_then(|next| page_of(next, 2)),
+        Some((0, 9))
+    );
+    assert_eq!(
+        page_of_all(flows(page(Some(9))), 1, 2).next_with_vms(),
+        None
+    );
+    let vms = page_of_all(page(Some(9)), 1, 2);
+    assert_eq!(vms.next_with_vms(), vms.next);
 }
 
 #[test]

@@ -157,9 +157,7 @@ impl Server {
                         continue;
                     };
                     asking.pages += 1;
-                    // Flows come after the VMs, and are of no interest here.
-                    let vms_only = page.flows.is_empty() && page.relayed_flows.is_empty();
-                    let next = page.next.filter(|_| vms_only);
+                    let next = page.next_with_vms();
                     asking.found.add(page);
                     let more = match next {
                         Some(from) if asking.pages < MOST_PAGES => {

@@ -15,8 +15,11 @@ use crate::show::{names::Known, now_ns};
 
 /// Slots that are looked at in one go, whatever is in them.
 const SLOTS_AT_ONCE: u32 = 16 << 10;
-/// Most text of labels that is taken from engines, bytes: more than all VMs have.
+/// Most text of labels that is taken from engines, bytes: a kilobyte for each of 65,535 VMs. What is beyond
+/// it is not shown.
 const MOST_LABELS_BYTES: usize = 64 << 20;
+/// Most links whose names are taken from engines; one tells of far fewer.
+const MOST_LINKS: usize = 4_096;
 
 /// A list that is being written.
 pub(crate) struct InParts {
@@ -150,8 +153,10 @@ impl FlowList for InParts {
             self.room_for_labels_bytes = left.unwrap_or(room);
             left.is_some()
         });
+        // All engines tell of the same ones.
+        let room = MOST_LINKS.saturating_sub(self.known.links.len());
         self.known.add(EngineInventory {
-            links,
+            links: links.into_iter().take(room).collect(),
             labels,
             ..EngineInventory::default()
         });
