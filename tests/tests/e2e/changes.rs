@@ -24,6 +24,7 @@ use crate::{
 matrix! {
     a_flow_that_is_cut_ends_at_once_at_both_ends: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_socket_of_a_former_generation_hears_that_its_peer_is_gone: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_live_flow_is_captured_both_ways_and_loses_nothing: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     the_engines_packets_are_written_and_the_file_is_rotated: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
@@ -158,6 +159,44 @@ fn a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused(
         (records.len() == 8).then_some(records)
     });
     assert!(records.iter().all(|record| record["end"] == "generation"));
+}
+
+fn a_socket_of_a_former_generation_hears_that_its_peer_is_gone(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let echo = UdpServer::start(&stand.world.net, (cell.server(), 7), UdpService::Echo).unwrap();
+    let any = cell.family.unspecified();
+    let [connected, other] = [(); 2].map(|()| stand.run(|| UdpSocket::bind((any, 0))).unwrap());
+    for socket in [&connected, &other] {
+        socket.set_read_timeout(Some(WAIT)).unwrap();
+    }
+    connected.connect(echo.address()).unwrap();
+    let exchange = |socket: &UdpSocket, is_connected: bool| {
+        match is_connected {
+            true => socket.send(b"?").unwrap(),
+            false => socket.send_to(b"?", echo.address()).unwrap(),
+        };
+        assert_eq!(socket.recv(&mut [0; 8]).unwrap(), 1);
+    };
+    exchange(&connected, true);
+    exchange(&other, false);
+    let said = stand.slipgate.run(&["generation", "tap0"]).unwrap().stdout;
+    let said = String::from_utf8_lossy(&said);
+    assert_eq!(said, "ended 2 flows of the former generation\n");
+    let error = connected.recv(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    // One that is not connected asks nobody in particular.
+    other.set_read_timeout(Some(BRIEFLY)).unwrap();
+    let error = other.recv(&mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    let records = eventually("the records", || {
+        let records = stand.records();
+        (records.len() == 2).then_some(records)
+    });
+    assert!(records.iter().all(|record| record["end"] == "generation"));
+    // Both go on, by flows of their own.
+    other.set_read_timeout(Some(WAIT)).unwrap();
+    exchange(&connected, true);
+    exchange(&other, false);
 }
 
 fn a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too(cell: Cell) {

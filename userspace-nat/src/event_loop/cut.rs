@@ -64,10 +64,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let slots = self.all_slots_of(row);
         let mut may_tell = MOST_PROBES;
         let cut = self.cut_probing(&slots, EndReason::Generation, &mut may_tell);
-        self.probe_peers(&slots);
-        self.tell_port_unreachable(&slots, may_tell);
+        self.probe_peers(&cut);
+        self.tell_port_unreachable(&cut, may_tell);
         Cut {
-            flows: (cut + relayed) as u64,
+            flows: (cut.len() + relayed) as u64,
             ends: self.after_ends(),
         }
     }
@@ -89,12 +89,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.core.nat.flows.slots_of(row).to_vec()
     }
 
-    /// Probes the peers of those of these flows that were cut.
-    fn probe_peers(&mut self, slots: &[SlotIndex]) {
+    /// Probes the peers of these flows, which were just cut.
+    fn probe_peers(&mut self, cut: &[SlotIndex]) {
         let now_ns = self.clock.now_ns();
         let nat = &self.core.nat;
-        let was_cut = |slot: &&SlotIndex| nat.flows.is_cut(**slot) && nat.may_probe(**slot);
-        let probes: Vec<_> = slots.iter().filter(was_cut).take(MOST_PROBES).collect();
+        let probes = cut.iter().filter(|slot| nat.may_probe(**slot));
+        let probes: Vec<_> = probes.take(MOST_PROBES).collect();
         for some in probes.chunks(PROBES_AT_ONCE) {
             for &&slot in some {
                 let Core { nat, vms, out, .. } = &mut self.core;
@@ -104,14 +104,17 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    /// Tells the guest of those of these flows that were cut and have datagrams; of the latest ones
-    /// if they are more than `most`. They are a part of [`MOST_PROBES`], because a guest that does
-    /// not run yet has no more room for them.
-    fn tell_port_unreachable(&mut self, slots: &[SlotIndex], most: usize) {
+    /// Tells the guest of those of these flows, which were just cut, that have datagrams; of the latest
+    /// ones if they are more than `most`. They are a part of [`MOST_PROBES`], because the queue of a
+    /// guest that does not run yet has little more room.
+    fn tell_port_unreachable(&mut self, cut: &[SlotIndex], most: usize) {
+        if most == 0 {
+            return;
+        }
         let now_ns = self.clock.now_ns();
         let nat = &self.core.nat;
-        let is_told = |slot: &SlotIndex| nat.flows.is_cut(*slot) && nat.may_be_awaited(*slot);
-        let mut told: Vec<_> = slots.iter().copied().filter(is_told).collect();
+        let is_told = |slot: &SlotIndex| nat.may_be_awaited(*slot);
+        let mut told: Vec<_> = cut.iter().copied().filter(is_told).collect();
         // A look at each time, as the programs may write it meanwhile.
         told.sort_by_cached_key(|slot| Reverse(last_seen_ns(nat.datapath.slot(*slot))));
         told.truncate(most);
@@ -135,16 +138,17 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Cuts those of these flows that are live, and informs their guests. Returns how many.
     pub(crate) fn cut_slots(&mut self, slots: &[SlotIndex], reason: EndReason) -> usize {
-        self.cut_probing(slots, reason, &mut { MOST_PROBES })
+        self.cut_probing(slots, reason, &mut { MOST_PROBES }).len()
     }
 
-    /// The same with a number of guests' connections that may be probed, which is counted down.
+    /// The same with a number of guests' connections that may be probed, which is counted down. Returns
+    /// which were cut.
     pub(super) fn cut_probing(
         &mut self,
         slots: &[SlotIndex],
         reason: EndReason,
         may_probe: &mut usize,
-    ) -> usize {
+    ) -> Vec<SlotIndex> {
         // Not the time of the turn: finding these flows may have taken longer than the grace.
         let now_ns = self.clock.now_ns();
         let mut cut = Vec::new();
@@ -166,6 +170,6 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
             self.write_answers();
         }
-        cut.len()
+        cut
     }
 }

@@ -267,7 +267,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             (cut, EndReason::Policy),
             (off_pool, EndReason::NatAddresses),
         ] {
-            walk.cut += self.cut_probing(&slots, reason, &mut walk.probes);
+            walk.cut += self.cut_probing(&slots, reason, &mut walk.probes).len();
         }
         if !walk.is_over() {
             self.reloading.walk = Some(walk);

@@ -51,10 +51,15 @@ impl Flows {
             .is_some_and(|entry| entry.state == State::Ending && entry.end_reason.is_cut())
     }
 
+    /// Why a flow was cut, while its grace is not over.
+    pub fn cut_by(&self, slot: SlotIndex) -> Option<EndReason> {
+        let entry = self.entry(slot).filter(|_| self.is_cut(slot));
+        entry.map(|entry| entry.end_reason)
+    }
+
     /// Whether a flow was cut because its destination is not reached as it was. Nothing is sent there.
     pub fn is_astray(&self, slot: SlotIndex) -> bool {
-        let entry = self.entry(slot).filter(|_| self.is_cut(slot));
-        entry.is_some_and(|entry| entry.end_reason == EndReason::Route)
+        self.cut_by(slot) == Some(EndReason::Route)
     }
 
     /// Sets whether the engine carries a flow for a capture. A flow that is also held

@@ -44,6 +44,7 @@ use slipgate_abi::{
 
 use crate::{
     datapath::Datapath,
+    flow::EndReason,
     packet::{Packet, Transport, build::Segment, icmp::Unreachable},
     packet_path::{Finish, Job},
     port::{Outbox, Side},
@@ -179,9 +180,11 @@ impl<D: Datapath> Nat<D> {
             }
         } else {
             // As of a new flow there.
-            let code = match self.flows.is_astray(slot) {
-                true => Unreachable::Net,
-                false => Unreachable::Prohibited,
+            let code = match self.flows.cut_by(slot) {
+                Some(EndReason::Route) => Unreachable::Net,
+                // As was said when its generation ended.
+                Some(EndReason::Generation) => Unreachable::Port,
+                _ => Unreachable::Prohibited,
             };
             let error = IcmpError::Unreachable(code);
             vm.answers

@@ -249,8 +249,15 @@ fn datagrams_of_a_former_generation_are_told_that_their_port_is_unreachable() {
         assert_eq!((length, quoted.ip.payload().len()), (&[0, 8][..], 8));
         assert_ne!(checksum, [0; 2], "there is one");
         assert!(rig.at_world().is_empty(), "the peers are told nothing");
+        // A datagram that comes at once has the same answer, and what has ended ends once.
+        rig.guest(1, &udp((family.guest, 5_000), (family.peer, 443), b"again"));
+        let again = rig.at_guest();
+        assert_eq!(again.len(), 1, "{family:?}");
+        assert_eq!(icmp(&again[0].1), port_unreachable, "{family:?}");
+        let same = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+        assert_eq!((same.flows, rig.at_guest().len()), (0, 0), "{family:?}");
         rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
-        assert_eq!(rig.ended(), [cut.ends]);
+        assert_eq!(rig.ended(), [cut.ends, same.ends]);
         rig.assert_empty();
         rig.exchange(family, 5_000);
         assert_eq!(rig.flows(), 1, "its next datagram opens a flow");
@@ -282,8 +289,10 @@ fn of_more_flows_than_a_guest_is_told_of_it_is_told_of_connections_and_the_lates
         later_ports.for_each(|port| rig.exchange(family, port));
         let cut = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
         assert_eq!(cut.flows, u64::from(OLDER + later + CONNECTIONS));
+        let packets = rig.at_guest();
+        assert_eq!(packets.len(), MOST_PROBES, "each is told once");
         let (mut asked, mut told) = (0, HashSet::new());
-        for (_, packet) in rig.at_guest() {
+        for (_, packet) in packets {
             match read(&packet).transport {
                 Transport::Tcp(_) => asked += 1,
                 _ => {
