@@ -123,7 +123,11 @@ pub(crate) fn arp(vm: &mut VmNet, packet: &[u8], cx: &mut Context<'_>) -> Result
 /// Returns the reason for which the packet is counted as dropped.
 pub(crate) fn dhcp(vm: &mut VmNet, packet: &[u8], cx: &mut Context<'_>) -> Result<(), DropReason> {
     let outcome = dhcp::handle(vm, packet)?;
-    answer(vm, ETHERTYPE_IPV4, outcome.reply.as_deref(), cx)
+    let first = cx.out.len();
+    let answered = answer(vm, ETHERTYPE_IPV4, outcome.reply.as_deref(), cx);
+    // What a guest asked for as it went to sleep is no reason to wake it.
+    cx.out.are_unprompted_from(first);
+    answered
 }
 
 fn answer(

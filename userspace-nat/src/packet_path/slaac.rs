@@ -116,7 +116,11 @@ impl<D: Datapath> Core<D> {
                 }
             }
         }
-        done(self.send_to_guest(vm, &answer.packet))
+        let first = self.out.queue.len();
+        let sent = self.send_to_guest(vm, &answer.packet);
+        // As of DHCP.
+        self.out.queue.are_unprompted_from(first);
+        done(sent)
     }
 
     /// Begins or ends the advertisements of a VM's IPv6, as its description says. Of a network that

@@ -525,9 +525,10 @@ fn arp_ndp_and_leases_outlast_a_sleep() {
         let changed = pairs.filter(|(before, now)| *before != now);
         changed.map(|(before, _)| before.what).collect::<Vec<_>>()
     };
+    assert_eq!(changed(&mut rig), [""; 0], "while it sleeps");
+    assert_eq!(told(&rig), [], "its own upkeep wakes nobody");
     let held = Handling::Engine(Handover::Asleep);
     assert_eq!(rig.world(&ack(SERVER, nat, 0, 10, 8)), held);
-    assert_eq!(changed(&mut rig), [""; 0], "while it sleeps");
     assert!(wake(&mut rig));
     assert_eq!(sequences_at_guest(&mut rig), [10]);
     assert_eq!(changed(&mut rig), [""; 0], "after it");
