@@ -108,11 +108,15 @@ fn once_a_filter_is_set_no_frame_passes_that_was_judged_before() {
     let (pump, from, to) = pump();
     let is_over = AtomicBool::new(false);
     let over = || is_over.load(Ordering::SeqCst);
-    let late = thread::scope(|scope| {
+    let (late, stalled_in) = thread::scope(|scope| {
         scope.spawn(|| while from.write_waiting(&frame(0), over).is_ok() && !over() {});
-        scope.spawn(|| drain(&to, |_| over()));
-        let mut late = 0;
-        for _ in 0..300 {
+        scope.spawn(|| {
+            while !over() {
+                drain(&to, |read| over() || read == 1_000);
+            }
+        });
+        let (mut late, mut stalled_in) = (0, None);
+        for round in 0..300 {
             pump.set_filter(Some(Box::new(|_, _, _| Fate::Lose)));
             let before = passed(&pump);
             thread::sleep(Duration::from_micros(200));
@@ -122,9 +126,14 @@ fn once_a_filter_is_set_no_frame_passes_that_was_judged_before() {
             while passed(&pump) == before && Instant::now() < until {
                 thread::yield_now();
             }
+            if passed(&pump) == before {
+                stalled_in = Some(round);
+                break;
+            }
         }
+        // An assertion in here would wait for the other threads, which nobody tells that it is over.
         is_over.store(true, Ordering::SeqCst);
-        late
+        (late, stalled_in)
     });
-    assert_eq!(late, 0);
+    assert_eq!((late, stalled_in), (0, None));
 }
