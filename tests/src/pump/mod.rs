@@ -164,7 +164,8 @@ impl Pump {
         Ok(())
     }
 
-    /// Changes the hooks. When this returns, no frame is still to be passed that was judged before.
+    /// Changes the hooks. When this returns, no frame is still to be passed that was judged before, other than
+    /// those on their way on an impaired link: the link was given them, and passes them when they are due.
     fn hook<T>(&self, change: impl FnOnce(&mut Hooks) -> T) -> T {
         let mut hooks = locked(&self.shared.hooks);
         hooks.changes += 1;
