@@ -261,12 +261,12 @@ impl JoinedVm {
                 asking: None,
             }
         });
+        let name = self.claim.name();
         if let Some(asking) = &search.asking {
             let answer = asking.answer_if_over();
             let Some(answer) = answer.context("the thread that asks has failed")? else {
                 return Ok(());
             };
-            let name = self.claim.name();
             match answer {
                 Ok((lifeline, _)) => {
                     tracing::info!("{name} is served by another daemon");
@@ -281,7 +281,17 @@ impl JoinedVm {
                 Err(_) => {}
             }
         }
-        search.asking = Some(self.claim.begin(&self.daemon, true)?);
+        search.asking = match self.claim.begin(&self.daemon, true) {
+            Ok(asking) => Some(asking),
+            Err(e) if Instant::now() >= search.until => {
+                return Err(e.context(format!("the daemon that served {name} has ended")));
+            }
+            // This process may have too many files open at present: the next turn tries again.
+            Err(e) => {
+                tracing::debug!("{name}: another daemon could not be asked: {e:#}");
+                None
+            }
+        };
         Ok(())
     }
 
@@ -345,11 +355,11 @@ fn stop_within(signals: &SignalFd, time: Duration) -> anyhow::Result<Option<Sign
     signal_to_stop(signals)
 }
 
-/// Whether a daemon that is just starting may be the reason.
+/// Whether a daemon that is just starting may be the reason, or that this process has too many files open.
 fn is_passing(e: &anyhow::Error) -> bool {
     let of_socket = e.downcast_ref::<ClientError>();
     let is_foreign = matches!(of_socket, Some(ClientError::Foreign { .. }));
-    e.is::<Busy>() || of_socket.is_some() && !is_foreign
+    e.is::<Busy>() || e.is::<io::Error>() || of_socket.is_some() && !is_foreign
 }
 
 /// Has the daemon behind this control socket serve VMs, until a signal asks to stop: what

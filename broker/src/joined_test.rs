@@ -1,11 +1,16 @@
 use std::{
+    env,
     io::{BufRead as _, BufReader},
-    os::unix::net::UnixListener,
+    os::{fd::AsRawFd as _, unix::net::UnixListener},
+    process::Command,
     sync::mpsc,
     thread,
 };
 
-use nix::sys::signal::raise;
+use nix::sys::{
+    resource::{Resource, getrlimit, setrlimit},
+    signal::raise,
+};
 use slipgate_ipc::{
     client::{VmChange, VmState},
     engine::VmId,
@@ -132,12 +137,8 @@ fn a_vm_whose_daemon_never_answers_is_given_up_at_a_signal() {
     attach_to_daemon(&socket, vms, None).unwrap();
 }
 
-#[test]
-fn whoever_waits_for_another_daemon_does_so_without_waiting_in_a_turn() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    let (asks, asked) = mpsc::channel();
-    daemon(&socket, move |stream| asks.send(stream).unwrap());
+/// A VM that a daemon has served, and that daemon's end of the lifeline.
+fn joined(socket: &Path) -> (JoinedVm, UnixStream) {
     let claimed = VmStatus {
         definition: VmDefinition::default(),
         id: VmId::new(7),
@@ -152,7 +153,17 @@ fn whoever_waits_for_another_daemon_does_so_without_waiting_in_a_turn() {
     let claim = Claim::Kept { name: "web".into() };
     let (lifeline, daemons) = UnixStream::pair().unwrap();
     lifeline.set_nonblocking(true).unwrap();
-    let mut vm = JoinedVm::with(&socket, claim, lifeline, claimed.clone());
+    (JoinedVm::with(socket, claim, lifeline, claimed), daemons)
+}
+
+#[test]
+fn whoever_waits_for_another_daemon_does_so_without_waiting_in_a_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let (asks, asked) = mpsc::channel();
+    daemon(&socket, move |stream| asks.send(stream).unwrap());
+    let (mut vm, daemons) = joined(&socket);
+    let claimed = vm.claimed.clone();
     assert!(vm.new_line().is_some() && !vm.turn().unwrap());
     drop(daemons);
     // Of two questions the first is put off, and each is answered late.
@@ -185,4 +196,54 @@ fn whoever_waits_for_another_daemon_does_so_without_waiting_in_a_turn() {
         thread::sleep(Duration::from_millis(1));
     }
     assert!(vm.new_line().is_some() && vm.timeout().is_none());
+}
+
+/// The limit is the whole process's.
+#[test]
+fn whoever_can_open_no_file_for_a_while_still_finds_another_daemon() {
+    let ran = Command::new(env::current_exe().unwrap())
+        .args(["joined::tests::with_few_files", "--exact", "--ignored"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && said.contains("1 passed"), "{ran:?}");
+}
+
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn with_few_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let (mut vm, daemons) = joined(&socket);
+    drop(daemons);
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let limit = |files| setrlimit(Resource::RLIMIT_NOFILE, files, hard).unwrap();
+    let free = vm.lifeline.try_clone().unwrap().as_raw_fd() as u64;
+    // There is no room for the sockets of who asks, or for these and for no lifeline.
+    for room in [0, 2] {
+        limit(free + room);
+        for _ in 0..20 {
+            assert!(!vm.turn().unwrap());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    vm.search.as_mut().unwrap().until = Instant::now();
+    limit(free);
+    let ended = loop {
+        match vm.turn() {
+            Ok(_) => thread::sleep(Duration::from_millis(1)),
+            Err(e) => break e,
+        }
+    };
+    assert!(
+        format!("{ended:#}").starts_with("the daemon that served web has ended: making a pair")
+    );
+    vm.search.as_mut().unwrap().until = Instant::now() + DAEMON_WITHIN;
+    limit(soft);
+    // Not before: it is of this process, and accepts.
+    let (asks, asked) = mpsc::channel();
+    daemon(&socket, move |stream| asks.send(stream).unwrap());
+    vm.search.as_mut().unwrap().asking = None;
+    assert!(!vm.turn().unwrap());
+    assert!(asked.recv_timeout(DAEMON_WITHIN).is_ok());
 }

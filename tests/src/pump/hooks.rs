@@ -104,43 +104,91 @@ impl FrameTap {
     }
 }
 
+/// Those who see frames, and the one that judges them. Each has the number of the change that brought it.
 #[derive(Default)]
 pub(super) struct Hooks {
     /// Number of changes so far.
-    pub(super) changes: u64,
-    pub(super) filter: Option<Filter>,
-    subscribers: Vec<(mpsc::SyncSender<SeenFrame>, Arc<AtomicU64>)>,
-    pub(super) pcap: Option<PcapWriter>,
+    changes: u64,
+    filter: (u64, Option<Filter>),
+    subscribers: Vec<(u64, Subscriber)>,
+    pcap: (u64, Option<PcapWriter>),
+}
+
+struct Subscriber {
+    sender: mpsc::SyncSender<SeenFrame>,
+    missed: Arc<AtomicU64>,
 }
 
 impl Hooks {
-    pub(super) fn see(&mut self, direction: Direction, vnet: &VnetHdr, bytes: &[u8]) -> Fate {
-        if let Some(pcap) = &mut self.pcap {
+    /// Number of changes so far. A hook that was set since has a higher one.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Shows a frame to all hooks that were set after this change; 0: to all.
+    pub(super) fn show(&mut self, after: u64, direction: Direction, vnet: &VnetHdr, bytes: &[u8]) {
+        if let (change, Some(pcap)) = &mut self.pcap
+            && *change > after
+        {
             let _ = pcap.write(bytes);
         }
-        self.subscribers.retain(|(sender, missed)| {
-            match sender.try_send(SeenFrame {
+        self.subscribers.retain(|(change, subscriber)| {
+            if *change <= after {
+                return true;
+            }
+            match subscriber.sender.try_send(SeenFrame {
                 direction,
                 vnet: *vnet,
                 bytes: bytes.to_vec(),
             }) {
                 Ok(()) => true,
                 Err(mpsc::TrySendError::Full(_)) => {
-                    missed.fetch_add(1, Ordering::Relaxed);
+                    subscriber.missed.fetch_add(1, Ordering::Relaxed);
                     true
                 }
                 Err(mpsc::TrySendError::Disconnected(_)) => false,
             }
         });
-        self.filter
-            .as_mut()
-            .map_or(Fate::Pass, |filter| filter(direction, vnet, bytes))
+    }
+
+    /// Has the filter judge a frame.
+    pub(super) fn judge(&mut self, direction: Direction, vnet: &VnetHdr, bytes: &[u8]) -> Fate {
+        let filter = self.filter.1.as_mut();
+        filter.map_or(Fate::Pass, |filter| filter(direction, vnet, bytes))
+    }
+
+    /// Whether the filter is another one than after this change.
+    pub(super) fn has_other_filter(&self, after: u64) -> bool {
+        self.filter.0 > after
+    }
+
+    pub(super) fn set_filter(&mut self, filter: Option<Filter>) {
+        self.filter = (self.change(), filter);
+    }
+
+    pub(super) fn set_pcap(&mut self, pcap: PcapWriter) {
+        self.pcap = (self.change(), Some(pcap));
+    }
+
+    /// The file of all frames, if there is one.
+    pub(super) fn pcap(&mut self) -> Option<&mut PcapWriter> {
+        self.pcap.1.as_mut()
     }
 
     pub(super) fn subscribe(&mut self) -> FrameTap {
         let (sender, frames) = mpsc::sync_channel(UNREAD_MAX);
         let missed = Arc::new(AtomicU64::new(0));
-        self.subscribers.push((sender, missed.clone()));
+        let subscriber = Subscriber {
+            sender,
+            missed: missed.clone(),
+        };
+        let change = self.change();
+        self.subscribers.push((change, subscriber));
         FrameTap { frames, missed }
+    }
+
+    fn change(&mut self) -> u64 {
+        self.changes += 1;
+        self.changes
     }
 }

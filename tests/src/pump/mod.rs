@@ -8,7 +8,8 @@
 //!
 //! The hooks are locked from the moment they see a frame until it was written, or is on its way on an impaired
 //! link. So who has changed them meets no frame that was judged before. While a frame waits for room they
-//! are not locked; if they change meanwhile, they see it again, as if it came now.
+//! are not locked; if they change meanwhile, those that are new see it too, and a new filter judges it, as
+//! if it came now. Copies that were written count as such of the new fate.
 
 mod hooks;
 mod run;
@@ -146,7 +147,7 @@ impl Pump {
     }
 
     pub(crate) fn set_filter(&self, filter: Option<Filter>) {
-        self.hook(|hooks| hooks.filter = filter);
+        self.hook(|hooks| hooks.set_filter(filter));
     }
 
     pub(crate) fn subscribe(&self) -> FrameTap {
@@ -160,15 +161,14 @@ impl Pump {
             LinkType::Ip
         };
         let writer = PcapWriter::create(path, link).tried(format!("create {}", path.display()))?;
-        self.hook(|hooks| hooks.pcap = Some(writer));
+        self.hook(|hooks| hooks.set_pcap(writer));
         Ok(())
     }
 
-    /// Changes the hooks. When this returns, no frame is still to be passed that was judged before.
+    /// Changes the hooks. When this returns, no frame is still to be passed that was judged before, other than
+    /// those on their way on an impaired link: the link was given them, and passes them when they are due.
     fn hook<T>(&self, change: impl FnOnce(&mut Hooks) -> T) -> T {
-        let mut hooks = locked(&self.shared.hooks);
-        hooks.changes += 1;
-        change(&mut hooks)
+        change(&mut locked(&self.shared.hooks))
     }
 
     fn wake(&self) {
@@ -186,7 +186,7 @@ impl Drop for Pump {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        if let Some(pcap) = &mut locked(&self.shared.hooks).pcap {
+        if let Some(pcap) = locked(&self.shared.hooks).pcap() {
             let _ = pcap.flush();
         }
     }

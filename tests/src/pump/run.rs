@@ -137,31 +137,35 @@ impl Run {
         let (vnet, bytes) = whole.split_at(header);
         let vnet = VnetHdr::parse(vnet).unwrap_or_default();
         let mut hooks = locked(&shared.hooks);
-        'seen: loop {
-            let changes = hooks.changes;
+        hooks.show(0, direction, &vnet, bytes);
+        let mut fate = hooks.judge(direction, &vnet, bytes);
+        let mut written = 0;
+        'judged: loop {
+            let changes = hooks.changes();
             let replaced;
-            let (times, frame) = match hooks.see(direction, &vnet, bytes) {
+            let (times, frame) = match &fate {
                 Fate::Pass => (1, whole),
                 Fate::Lose => (0, whole),
-                Fate::Repeat(times) => (times, whole),
+                Fate::Repeat(times) => (*times, whole),
                 Fate::Replace(vnet, bytes) => {
                     replaced = [&vnet.to_bytes()[..header], &bytes[..]].concat();
                     (1, &replaced[..])
                 }
             };
-            for _ in 0..times {
+            while written < times {
                 if let Some(links) = links {
                     links[direction as usize].push(now, frame);
-                    continue;
-                }
-                while let Some(full) = sides.write(shared, direction, frame) {
+                } else if let Some(full) = sides.write(shared, direction, frame) {
                     drop(hooks);
                     full.wait(libc::POLLOUT);
                     hooks = locked(&shared.hooks);
-                    if hooks.changes != changes {
-                        continue 'seen;
+                    hooks.show(changes, direction, &vnet, bytes);
+                    if hooks.has_other_filter(changes) {
+                        fate = hooks.judge(direction, &vnet, bytes);
                     }
+                    continue 'judged;
                 }
+                written += 1;
             }
             return;
         }

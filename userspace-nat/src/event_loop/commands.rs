@@ -1,6 +1,6 @@
 //! Commands of the broker, as methods of the engine.
 use std::{
-    io::Write,
+    io::{Read, Seek, Write},
     net::SocketAddr,
     ops::RangeInclusive,
     sync::atomic::Ordering::{Acquire, Release},
@@ -191,8 +191,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     }
 
     /// Replaces the flow log's file (rotation).
-    pub fn set_flow_log(&mut self, file: Box<dyn Write + Send>) {
-        self.log.set_writer(Some(file));
+    pub fn set_flow_log(&mut self, file: impl Read + Write + Seek + Send + 'static) {
+        self.log.set_file(file);
     }
 
     /// Writes the port's frames to this output (`--pcap`).

@@ -37,12 +37,33 @@ impl Short {
     }
 }
 
-/// Accepts the connection that waits, and has a set tell what comes on it. `has_warned`: as for [`watch`].
+/// Whether was warned of a connection that can't be watched.
+#[derive(Debug, Default)]
+pub(super) struct Warned(pub(super) bool);
+
+impl Warned {
+    /// Takes note of a try to watch one. `outcome`: what became of the connection if there was an error.
+    pub(super) fn of(&mut self, error: Option<Errno>, outcome: &str) {
+        // It warns of the first, and of no other until one can be watched.
+        if let Some(error) = error
+            && !self.0
+        {
+            tracing::warn!(
+                "a guest's connection {outcome}: the kernel can't watch it ({error}). ENOSPC: this user watches \
+                 too much; raise fs.epoll.max_user_watches, or end other programs. Not said again before one \
+                 can be watched"
+            );
+        }
+        self.0 = error.is_some();
+    }
+}
+
+/// Accepts the connection that waits, and has a set tell what comes on it.
 pub(super) fn accept(
     listener: &OwnedFd,
     epoll: &Epoll,
     key: u64,
-    has_warned: &mut bool,
+    warned: &mut Warned,
 ) -> Result<Option<OwnedFd>, Short> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = match accept4(listener.as_raw_fd(), flags) {
@@ -50,34 +71,17 @@ pub(super) fn accept(
         Err(Errno::EAGAIN) => return Ok(None),
         Err(_) => return Err(Short { has_refused: false }),
     };
-    match watch(&socket, epoll, key, "was closed", has_warned) {
-        true => Ok(Some(socket)),
-        false => Err(Short { has_refused: true }),
+    let watched = watch(&socket, epoll, key);
+    warned.of(watched.err(), "was closed");
+    match watched {
+        Ok(()) => Ok(Some(socket)),
+        Err(_) => Err(Short { has_refused: true }),
     }
 }
 
-/// Has a set tell what comes on a connection, for as long as it has not been read. Returns whether it does.
-/// `otherwise`: what becomes of a connection that can't be watched. Of the first one is warned, then of none
-/// until one can be watched: `has_warned` says whether there was one.
-pub(super) fn watch(
-    socket: &OwnedFd,
-    epoll: &Epoll,
-    key: u64,
-    otherwise: &str,
-    has_warned: &mut bool,
-) -> bool {
-    let watched = epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, key));
-    if let Err(error) = watched
-        && !*has_warned
-    {
-        tracing::warn!(
-            "a guest's connection {otherwise}: the kernel can't watch it ({error}). ENOSPC: this user watches \
-             too much; raise fs.epoll.max_user_watches, or end other programs. Not said again before one can \
-             be watched"
-        );
-    }
-    *has_warned = watched.is_err();
-    watched.is_ok()
+/// Has a set tell what comes on a connection, for as long as it has not been read.
+pub(super) fn watch(socket: &OwnedFd, epoll: &Epoll, key: u64) -> Result<(), Errno> {
+    epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, key))
 }
 
 #[expect(

@@ -43,16 +43,20 @@ fn a_shortage_is_warned_of_once_until_it_is_over() {
     let (socket, _other) = UnixStream::pair().unwrap();
     let socket: OwnedFd = socket.into();
     let warned = Arc::new(AtomicU32::new(0));
-    let mut has_warned = false;
+    let mut warned_of = Warned::default();
     for warnings in 1..=2 {
         let full = Epoll(File::open("/dev/null").unwrap().into());
         with_default(Warnings(warned.clone()), || {
             for _ in 0..3 {
-                assert!(!watch(&socket, &full, 1, "waits", &mut has_warned));
+                let watched = watch(&socket, &full, 1);
+                assert!(watched.is_err());
+                warned_of.of(watched.err(), "waits");
             }
         });
         assert_eq!(warned.load(Relaxed), warnings);
         let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
-        assert!(watch(&socket, &epoll, 1, "waits", &mut has_warned));
+        let watched = watch(&socket, &epoll, 1);
+        assert_eq!(watched, Ok(()));
+        warned_of.of(watched.err(), "waits");
     }
 }

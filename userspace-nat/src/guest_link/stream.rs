@@ -34,7 +34,7 @@ use nix::{
 use slipgate_abi::DropReason;
 
 use super::{
-    accepting::{self, Accepted, Short},
+    accepting::{self, Accepted, Short, Warned},
     framing::{FrameQueue, FrameReader, TooLong},
     joining, segmentation,
 };
@@ -72,8 +72,7 @@ pub struct StreamLink {
     queue: FrameQueue,
     /// Time at which to write or accept again, because the host was short of something, ns.
     again_ns: Option<u64>,
-    /// Whether the last connection could not be watched, of which was warned.
-    has_warned: bool,
+    warned: Warned,
     /// For tests: what the host says to a write.
     #[cfg(test)]
     refuses: Option<Errno>,
@@ -139,7 +138,7 @@ impl StreamLink {
             reader: FrameReader::default(),
             queue: FrameQueue::default(),
             again_ns: None,
-            has_warned: false,
+            warned: Warned::default(),
             #[cfg(test)]
             refuses: None,
         }
@@ -166,18 +165,21 @@ impl StreamLink {
             return Accepted::No;
         }
         self.again_ns = None;
-        let has_warned = &mut self.has_warned;
         let accepted = match &mut self.origin {
-            Origin::Listener(listener) => accepting::accept(listener, epoll, key, has_warned),
+            Origin::Listener(listener) => accepting::accept(listener, epoll, key, &mut self.warned),
             Origin::Given { unwatched, .. } => match unwatched.take() {
                 // No other guest ever comes: it is not refused.
-                Some(socket) => match accepting::watch(&socket, epoll, key, "waits", has_warned) {
-                    true => Ok(Some(socket)),
-                    false => {
-                        *unwatched = Some(socket);
-                        Err(Short { has_refused: false })
+                Some(socket) => {
+                    let watched = accepting::watch(&socket, epoll, key);
+                    self.warned.of(watched.err(), "waits");
+                    match watched {
+                        Ok(()) => Ok(Some(socket)),
+                        Err(_) => {
+                            *unwatched = Some(socket);
+                            Err(Short { has_refused: false })
+                        }
                     }
-                },
+                }
                 None => Ok(None),
             },
         };

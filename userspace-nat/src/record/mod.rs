@@ -15,14 +15,14 @@
 //!
 //! Lines are buffered and handed over once per turn of the loop, or when a mebibyte is waiting.
 //! Only whole lines are handed over, so a file opened for appending can be rotated at any time and
-//! then replaced ([`FlowLog::set_writer`]). A writer that is killed may leave a part of a line, which its
+//! then replaced ([`FlowLog::set_file`]). A writer that is killed may leave a part of a line, which its
 //! successor ends ([`Background::continue_log`]). A thread writes them, which a slow disk may block
 //! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
 //! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
 //! ([`Listener`]), each of which receives the records of one VM, or some events of all VMs.
 use std::{
     collections::VecDeque,
-    io::{self, Write},
+    io::{self, Read, Seek, Write},
     time::{Duration, SystemTime},
 };
 
@@ -191,12 +191,12 @@ impl FlowLog {
         self.instance = instance;
     }
 
-    /// Replaces the writer (rotation). Buffered lines go to the old one.
-    pub fn set_writer(&mut self, writer: Option<Box<dyn Write + Send>>) {
+    /// Replaces the file (rotation). Buffered lines go to the old one.
+    pub fn set_file(&mut self, file: impl Read + Write + Seek + Send + 'static) {
         self.flush();
-        match (writer, &mut self.output) {
-            (Some(file), Some(output)) => output.set_file(file),
-            (writer, output) => *output = writer.map(Output::direct),
+        match &mut self.output {
+            Some(output) => output.set_log(file),
+            none => *none = Some(Output::direct(Box::new(file))),
         }
     }
 

@@ -87,13 +87,9 @@ impl From<Background> for Output {
 impl Output {
     /// Creates an output that the calling thread writes.
     pub fn direct(file: File) -> Self {
-        let writing = Writing {
-            file: Some(file),
-            torn: false,
-        };
         Self {
             to: To::Direct {
-                writing,
+                writing: Writing::whole(file),
                 outcome: WriteResults::default(),
                 given: 0,
             },
@@ -103,8 +99,17 @@ impl Output {
     /// Replaces the file. Batches given before go to the old one.
     pub fn set_file(&mut self, file: File) {
         match &mut self.to {
-            To::Direct { writing, .. } => writing.set(file, false),
+            To::Direct { writing, .. } => *writing = Writing::whole(file),
             To::Background(background) => background.set_file(file),
+        }
+    }
+
+    /// The same by a log, which appends. If it ends within a line, the next line ends that: it may be the
+    /// file of before, by another descriptor.
+    pub fn set_log(&mut self, log: impl Read + Write + Seek + Send + 'static) {
+        match &mut self.to {
+            To::Direct { writing, .. } => *writing = Writing::log(log),
+            To::Background(background) => background.replace(|| Writing::log(log)),
         }
     }
 
@@ -174,31 +179,48 @@ impl Output {
     }
 }
 
-/// A file, and whether it may end within a line.
+/// A file, and whether it ends within a line.
+#[derive(Default)]
 struct Writing {
     file: Option<File>,
     torn: bool,
 }
 
 impl Writing {
-    /// Replaces the file by one that may end within a line if it `is_torn`, or if the last one does: by its
-    /// name it may be the same.
-    fn set(&mut self, file: File, is_torn: bool) {
-        self.file = Some(file);
-        self.torn |= is_torn;
+    fn whole(file: File) -> Self {
+        let file = Some(file);
+        Self { file, torn: false }
     }
 
-    /// Writes lines, in one write where the file accepts it. After a failure the next call ends the
-    /// torn line by the same write.
+    /// Looks at the log's end. One that can't be read, a pipe for one, is taken to be whole.
+    fn log(mut log: impl Read + Write + Seek + Send + 'static) -> Self {
+        let torn = ends_within_line(&mut log).unwrap_or(false);
+        let file: Option<File> = Some(Box::new(log));
+        Self { file, torn }
+    }
+
+    /// Writes lines, in one write where the file accepts it. If it has accepted a part of a line, the next
+    /// call ends that by the same write.
     fn write_lines(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = self.file.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        let written = match self.torn {
-            true => file.write_all(&[b"\n", bytes].concat()),
-            false => file.write_all(bytes),
-        };
-        let written = written.and_then(|()| file.flush());
-        self.torn = written.is_err();
-        written
+        let ended;
+        let mut left = bytes;
+        if self.torn {
+            ended = [b"\n", bytes].concat();
+            left = &ended;
+        }
+        while !left.is_empty() {
+            match file.write(left) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(some) => {
+                    self.torn = left[..some].last() != Some(&b'\n');
+                    left = &left[some..];
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        file.flush()
     }
 }
 
@@ -241,8 +263,8 @@ impl std::fmt::Debug for State {
 }
 
 enum Job {
-    /// Another file, and whether it may end within a line.
-    File(File, bool),
+    /// Another file. The thread calls this, since a look at the file may take long too.
+    File(Box<dyn FnOnce() -> Writing + Send>),
     /// Batches up to and with number `up_to`.
     Write {
         bytes: Vec<u8>,
@@ -275,7 +297,7 @@ impl Background {
     /// Replaces the file. Batches given before go to the previous file; batches given before the
     /// first file go to that.
     pub fn set_file(&mut self, file: File) {
-        self.replace(file, false);
+        self.replace(|| Writing::whole(file));
     }
 
     /// The same of a log, which appends. If its last writer was killed within a line, that line is ended,
@@ -290,13 +312,18 @@ impl Background {
         mut log: impl Read + Write + Seek + Send + 'static,
     ) -> io::Result<()> {
         let ended = end_torn_line(&mut log);
-        self.replace(Box::new(log), ended.is_err());
+        let file: File = Box::new(log);
+        let torn = ended.is_err();
+        self.replace(move || Writing {
+            file: Some(file),
+            torn,
+        });
         ended
     }
 
-    fn replace(&mut self, file: File, is_torn: bool) {
+    fn replace(&mut self, by: impl FnOnce() -> Writing + Send + 'static) {
         let mut state = self.state();
-        state.queue.push_back(Job::File(file, is_torn));
+        state.queue.push_back(Job::File(Box::new(by)));
         self.shared.wake(state);
     }
 
@@ -376,10 +403,7 @@ impl Shared {
 
     /// Body of the writing thread.
     fn write(&self, unwritten: Unwritten) {
-        let mut to = Writing {
-            file: None,
-            torn: false,
-        };
+        let mut to = Writing::default();
         let mut state = self.lock();
         state.has_begun = true;
         self.news.notify_all();
@@ -394,9 +418,9 @@ impl Shared {
                 continue;
             };
             let (bytes, lines, up_to) = match job {
-                Job::File(file, is_torn) => {
+                Job::File(other) => {
                     drop(state);
-                    to.set(file, is_torn);
+                    to = other();
                     state = self.lock();
                     continue;
                 }
@@ -451,16 +475,21 @@ impl Shared {
 
 /// Ends a log's last line, if it is torn.
 fn end_torn_line(log: &mut (impl Read + Write + Seek)) -> io::Result<()> {
+    match ends_within_line(log)? {
+        true => log.write_all(b"\n"),
+        false => Ok(()),
+    }
+}
+
+/// Whether a log's last line is torn.
+fn ends_within_line(log: &mut (impl Read + Seek)) -> io::Result<bool> {
     if log.seek(SeekFrom::End(0))? == 0 {
-        return Ok(());
+        return Ok(false);
     }
     log.seek(SeekFrom::End(-1))?;
     let mut last = [0];
     log.read_exact(&mut last)?;
-    match last {
-        [b'\n'] => Ok(()),
-        _ => log.write_all(b"\n"),
-    }
+    Ok(last != *b"\n")
 }
 
 fn wait<'a>(on: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {

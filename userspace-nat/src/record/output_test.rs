@@ -9,18 +9,19 @@ use super::*;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A disk that takes each write when it is let.
+/// A disk that takes each write when it is let, and so many bytes of it.
 struct Disk {
-    lets: Receiver<io::Result<()>>,
+    lets: Receiver<io::Result<usize>>,
     took: Sender<Vec<u8>>,
 }
 
 impl Write for Disk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         // One that is gone lets everything.
-        self.lets.recv().unwrap_or(Ok(()))?;
-        let _ = self.took.send(bytes.to_vec());
-        Ok(bytes.len())
+        let most = self.lets.recv().unwrap_or(Ok(usize::MAX))?;
+        let takes = &bytes[..bytes.len().min(most)];
+        let _ = self.took.send(takes.to_vec());
+        Ok(takes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -28,7 +29,7 @@ impl Write for Disk {
     }
 }
 
-fn disk() -> (Sender<io::Result<()>>, Receiver<Vec<u8>>, File) {
+fn disk() -> (Sender<io::Result<usize>>, Receiver<Vec<u8>>, File) {
     let (lets, may) = mpsc::channel();
     let (took, taken) = mpsc::channel();
     (lets, taken, Box::new(Disk { lets: may, took }))
@@ -72,14 +73,14 @@ fn batches_are_done_in_order_and_lost_ones_are_counted() {
     let outcome = output.take_outcome();
     assert_eq!((outcome.written, outcome.lost), (0, 1));
     assert_eq!(outcome.error.unwrap().kind(), io::ErrorKind::StorageFull);
-    // The next line begins on one of its own.
     assert_eq!(output.give(b"two\n", 1), Some(2));
     assert!(!output.is_done(2));
     drop(lets);
     assert!(output.finish(LONG));
     assert_eq!(output.take_outcome().written, 1);
     drop(output);
-    assert_eq!(taken.iter().flatten().collect::<Vec<_>>(), b"\ntwo\n");
+    // Nothing of the first is there that would be a line.
+    assert_eq!(taken.iter().flatten().collect::<Vec<_>>(), b"two\n");
 }
 
 #[test]
@@ -217,16 +218,56 @@ fn a_torn_line_that_a_full_disk_lets_nobody_end_is_ended_with_the_next_line_that
 
 #[test]
 fn a_torn_line_is_ended_by_the_write_of_the_next_one() {
-    let (lets, taken, file) = disk();
-    let mut output = background(Unwritten::Lost, file);
-    output.give(b"one\n", 1).unwrap();
-    lets.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
-    assert!(output.finish(LONG));
-    output.give(b"two\n", 1).unwrap();
-    drop(lets);
-    assert!(output.finish(LONG));
-    drop(output);
-    assert_eq!(taken.iter().collect::<Vec<_>>(), [b"\ntwo\n"]);
+    let full = || Err(io::ErrorKind::StorageFull.into());
+    // A part of a line, a whole line of a batch, and nothing.
+    for (takes, parts) in [
+        (2, &["on", "\nthree\n"][..]),
+        (4, &["one\n", "three\n"]),
+        (0, &["three\n"]),
+    ] {
+        let (lets, taken, file) = disk();
+        let mut output = background(Unwritten::Lost, file);
+        output.give(b"one\ntwo\n", 2).unwrap();
+        if takes > 0 {
+            lets.send(Ok(takes)).unwrap();
+        }
+        // The disk stays full for another line: what is torn stays so.
+        lets.send(full()).unwrap();
+        assert!(output.finish(LONG));
+        output.give(b"lost\n", 1).unwrap();
+        lets.send(full()).unwrap();
+        assert!(output.finish(LONG));
+        output.give(b"three\n", 1).unwrap();
+        drop(lets);
+        assert!(output.finish(LONG));
+        drop(output);
+        let taken: Vec<_> = taken.iter().collect();
+        assert_eq!(
+            taken,
+            parts.iter().map(|it| it.as_bytes()).collect::<Vec<_>>()
+        );
+    }
+}
+
+#[test]
+fn another_file_begins_with_no_empty_line_whatever_became_of_the_last_one() {
+    for takes in [0, 2] {
+        let (lets, _taken, file) = disk();
+        let mut output = background(Unwritten::Lost, file);
+        output.give(b"one\n", 1).unwrap();
+        if takes > 0 {
+            lets.send(Ok(takes)).unwrap();
+        }
+        lets.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+        assert!(output.finish(LONG));
+        for (had, next) in [("", "two\n"), ("zero\n", "zero\nthree\n")] {
+            let log = SharedLog::of(had, 0);
+            output.set_log(log.clone());
+            output.give(&next.as_bytes()[had.len()..], 1).unwrap();
+            assert!(output.finish(LONG));
+            assert_eq!(log.text(), next);
+        }
+    }
 }
 
 /// A reload opens the file by its name, moved away or not.
@@ -243,7 +284,7 @@ fn a_torn_line_is_not_forgotten_when_the_same_file_is_given_again() {
     let mut content = log.content.lock().unwrap();
     content.get_mut().extend_from_slice(b"tw");
     drop(content);
-    output.set_file(Box::new(log.clone()));
+    output.set_log(log.clone());
     output.give(b"three\n", 1).unwrap();
     assert!(output.finish(LONG));
     assert_eq!(log.text(), "one\ntw\nthree\n");

@@ -103,7 +103,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                 ToEngine::Network(view) => engine.set_network(&view),
                 ToEngine::Resolvers(all) => engine.set_resolvers(&resolvers(all)),
                 ToEngine::ReservedPorts(ports) => engine.set_reserved_ports(known_ports(ports)),
-                ToEngine::FlowLog(file) => engine.set_flow_log(Box::new(File::from(file))),
+                ToEngine::FlowLog(file) => engine.set_flow_log(File::from(file)),
                 ToEngine::Pcap(file) => engine.set_pcap_file(Box::new(File::from(file))),
                 ToEngine::Events(stream) => {
                     if let Err(why) = engine.send_events(stream) {

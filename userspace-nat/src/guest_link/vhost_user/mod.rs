@@ -56,7 +56,7 @@ use self::{
     session::{RX, TX, Vmm, feature},
 };
 use super::{
-    accepting::{self, Accepted},
+    accepting::{self, Accepted, Warned},
     framing::{FrameQueue, MOST_QUEUED},
     packets::{CSUM, Packet, TSO4, TSO6, USO4, USO6, sound, takes},
     segmentation,
@@ -112,8 +112,7 @@ pub struct RingLink {
     lost: Vec<Lost>,
     /// Time at which to accept again, because the host was short of something, ns.
     again_ns: Option<u64>,
-    /// Whether the last connection could not be watched, of which was warned.
-    has_warned: bool,
+    warned: Warned,
 }
 
 impl RingLink {
@@ -140,7 +139,7 @@ impl RingLink {
             segments: FrameQueue::default(),
             lost: Vec::new(),
             again_ns: None,
-            has_warned: false,
+            warned: Warned::default(),
         }
     }
 
@@ -171,7 +170,7 @@ impl RingLink {
             return Accepted::No;
         };
         self.again_ns = None;
-        match accepting::accept(listener, epoll, key, &mut self.has_warned) {
+        match accepting::accept(listener, epoll, key, &mut self.warned) {
             Ok(Some(socket)) => self.vmm = Some(Vmm::new(socket)),
             Ok(None) => return Accepted::No,
             Err(short) => {

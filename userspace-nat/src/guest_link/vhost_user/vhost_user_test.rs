@@ -856,7 +856,7 @@ fn a_vmm_that_cannot_be_watched_is_refused_and_the_next_is_served() {
     assert_eq!(vmm.link.accept(&nothing, 1, 5), Accepted::Refused);
     assert_eq!(vmm.link.due_ns(), Some(5 + SHORTAGE_NS));
     assert!(vmm.is_closed(), "it learns of it");
-    assert!(vmm.link.has_warned);
+    assert!(vmm.link.warned.0);
     // Whoever waits is not refused in each turn.
     vmm.connect_unheard();
     let before_ns = 4 + SHORTAGE_NS;
@@ -866,7 +866,7 @@ fn a_vmm_that_cannot_be_watched_is_refused_and_the_next_is_served() {
     assert_eq!(vmm.link.accept(&nothing, 1, due_ns), Accepted::Refused);
     assert!(vmm.is_closed());
     the_next_is_served(&mut vmm);
-    assert!(!vmm.link.has_warned);
+    assert!(!vmm.link.warned.0);
 }
 
 /// The limit is the whole process's.
