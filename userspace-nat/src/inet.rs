@@ -27,6 +27,15 @@ pub(crate) fn open_by(
     kind: SockType,
     link: Option<IfIndex>,
 ) -> nix::Result<OwnedFd> {
+    let fd = unconnected(to, kind, link)?;
+    match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the socket that is to be connected.
+fn unconnected(to: SocketAddr, kind: SockType, link: Option<IfIndex>) -> nix::Result<OwnedFd> {
     let family = match to {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
@@ -39,10 +48,7 @@ pub(crate) fn open_by(
     if let Some(link) = link {
         bind_to_link(&fd, link)?;
     }
-    match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
-        Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd),
-        Err(error) => Err(error),
-    }
+    Ok(fd)
 }
 
 /// Has what a TCP socket's peer sends as urgent come in its place, as data. The kernel would leave it out

@@ -1,4 +1,5 @@
-//! Packets by which the engine answers a guest or a peer: RST segments and ICMP errors.
+//! Packets by which the engine answers a guest or a peer: RST segments and ICMP errors. One of these
+//! answers no packet that came: a guest's flows that end with a generation are told of by errors.
 //!
 //! The rate of each VM's answers is bounded ([`Answers`]). None is sent for packets that RFC 1122
 //! section 3.2.2 and RFC 4443 section 2.4 exclude: ICMP errors, fragments, group addresses.

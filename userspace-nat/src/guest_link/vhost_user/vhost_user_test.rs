@@ -917,6 +917,8 @@ fn a_message_for_which_the_host_lacks_memory_is_read_later_and_ends_nothing() {
             "{error}"
         );
         assert!(vmm.is_connected(), "{error}");
+        let connection = &vmm.link.vmm.as_ref().unwrap().connection;
+        assert!(connection.refuses.is_empty(), "each was met");
     }
     // Others are ends.
     refuse(&mut vmm, &[Errno::ECONNRESET]);
