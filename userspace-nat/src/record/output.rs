@@ -220,6 +220,8 @@ impl Writing {
                 Err(error) => return Err(error),
             }
         }
+        // What is given is whole, whatever it ends with.
+        self.torn = false;
         file.flush()
     }
 }
