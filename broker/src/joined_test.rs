@@ -210,7 +210,7 @@ fn whoever_can_open_no_file_for_a_while_still_finds_another_daemon() {
 }
 
 #[test]
-#[ignore = "run by another test, in a process of its own"]
+#[ignore = "the child of whoever_can_open_no_file_for_a_while_still_finds_another_daemon"]
 fn with_few_files() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
