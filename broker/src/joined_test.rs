@@ -11,12 +11,10 @@ use nix::sys::{
     resource::{Resource, getrlimit, setrlimit},
     signal::raise,
 };
-use slipgate_ipc::{
-    client::{VmChange, VmState},
-    engine::VmId,
-};
+use slipgate_ipc::client::{VmChange, VmState};
 
 use super::*;
+use crate::test_vm;
 
 /// A daemon that takes each question, and does this with who asked it.
 fn daemon(path: &Path, mut answer: impl FnMut(UnixStream) + Send + 'static) {
@@ -139,17 +137,7 @@ fn a_vm_whose_daemon_never_answers_is_given_up_at_a_signal() {
 
 /// A VM that a daemon has served, and that daemon's end of the lifeline.
 fn joined(socket: &Path) -> (JoinedVm, UnixStream) {
-    let claimed = VmStatus {
-        definition: VmDefinition::default(),
-        id: VmId::new(7),
-        worker: 0,
-        generation: 1,
-        state: VmState::Served,
-        idle: false,
-        lacks_uplink: false,
-        guest_ipv6: None,
-        unserved_forwards: Vec::new(),
-    };
+    let claimed = test_vm::status(VmDefinition::default(), VmState::Served);
     let claim = Claim::Kept { name: "web".into() };
     let (lifeline, daemons) = UnixStream::pair().unwrap();
     lifeline.set_nonblocking(true).unwrap();

@@ -50,6 +50,8 @@ mod sleep_by_snapshot;
 mod snapshot_chain;
 mod snapshot_folder;
 mod start;
+#[cfg(test)]
+mod test_vm;
 mod userspace;
 mod vm;
 mod vm_changes;

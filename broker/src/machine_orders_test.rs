@@ -8,11 +8,11 @@ use nix::{
     unistd::geteuid,
 };
 use slipgate_ipc::client::{
-    ControlServer, MachineState, PermittedRequest, Room, VmDefinition, VmState, VmStatus,
+    ControlServer, MachineState, PermittedRequest, Room, VmDefinition, VmState,
 };
 
 use super::*;
-use crate::host::make_private;
+use crate::{host::make_private, test_vm};
 
 /// The socket of a machine that a test answers for, and clients.
 struct Rig {
@@ -398,17 +398,10 @@ fn a_snapshot_by_which_a_vm_sleeps_is_taken_back_when_the_daemon_ends() {
             for asked in daemon.serve() {
                 let answer = match &asked.request {
                     ClientRequest::ListVms => ClientAnswer::VmList {
-                        vms: vec![VmStatus {
-                            definition: VmDefinition::new("a", "tap0"),
-                            id: slipgate_ipc::engine::VmId::new(7),
-                            worker: 0,
-                            generation: 1,
-                            state: VmState::Served,
-                            idle: false,
-                            lacks_uplink: false,
-                            guest_ipv6: None,
-                            unserved_forwards: Vec::new(),
-                        }],
+                        vms: vec![test_vm::status(
+                            VmDefinition::new("a", "tap0"),
+                            VmState::Served,
+                        )],
                         room: Room::default(),
                         displaced: Vec::new(),
                     },

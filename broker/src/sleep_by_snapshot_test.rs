@@ -8,6 +8,7 @@ use nix::unistd::geteuid;
 use slipgate_ipc::client::{ControlServer, Room, VmChange, VmDefinition, VmStatus};
 
 use super::*;
+use crate::test_vm;
 
 /// What a daemon and a machine were asked, in their order; each answers as a test says.
 struct Rig {
@@ -16,17 +17,7 @@ struct Rig {
 }
 
 fn served(state: VmState) -> VmStatus {
-    VmStatus {
-        definition: VmDefinition::new("a", "tap0"),
-        id: slipgate_ipc::engine::VmId::new(7),
-        worker: 0,
-        generation: 1,
-        state,
-        idle: false,
-        lacks_uplink: false,
-        guest_ipv6: None,
-        unserved_forwards: Vec::new(),
-    }
+    test_vm::status(VmDefinition::new("a", "tap0"), state)
 }
 
 fn status(state: MachineState) -> MachineStatus {

@@ -1,4 +1,5 @@
 use slipgate_abi::{Ip4, Ip6};
+use slipgate_ipc::engine::RelayedId;
 
 use super::*;
 use serde_json::json;
@@ -171,20 +172,16 @@ fn flows_are_filtered_and_sorted() {
     assert_eq!(wanted("--sort vm"), [1, 2, 3]);
 }
 
-#[test]
-fn a_relayed_flow_has_the_fields_that_it_has() {
-    let at = |text: &str| text.parse().unwrap();
-    let flow = LiveRelayed {
-        id: slipgate_ipc::engine::RelayedId {
-            run: 0xabc,
-            number: 7,
-        },
+/// A connection of a guest that has no socket of the host's yet.
+pub(super) fn relayed(number: u64) -> LiveRelayed {
+    LiveRelayed {
+        id: RelayedId { run: 1, number },
         vm: "a".into(),
         protocol: 6,
-        guest: at("10.0.2.15:40000"),
-        remote: at("10.0.2.2:8080"),
-        nat: Some(at("127.0.0.1:50000")),
-        host: Some(at("127.0.0.1:80")),
+        guest: "10.0.2.15:40000".parse().unwrap(),
+        remote: "10.0.2.2:8080".parse().unwrap(),
+        nat: None,
+        host: None,
         inbound: false,
         rule: "--host-loopback 8080:80/tcp".into(),
         state: "established".into(),
@@ -192,6 +189,20 @@ fn a_relayed_flow_has_the_fields_that_it_has() {
         rx: (2, 80),
         age_ms: 5,
         idle_ms: 4,
+    }
+}
+
+#[test]
+fn a_relayed_flow_has_the_fields_that_it_has() {
+    let at = |text: &str| text.parse().unwrap();
+    let flow = LiveRelayed {
+        id: RelayedId {
+            run: 0xabc,
+            number: 7,
+        },
+        nat: Some(at("127.0.0.1:50000")),
+        host: Some(at("127.0.0.1:80")),
+        ..relayed(7)
     };
     let vm = |is_frozen| OfVm {
         name: "a".into(),

@@ -2,10 +2,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use slipgate_control::{InMemory, Paths, Sizes};
-use slipgate_ipc::engine::RelayedId;
 
 use super::*;
-use crate::show::flows::{list, tests::with_flows};
+use crate::show::flows::{
+    list,
+    tests::{relayed, with_flows},
+};
 
 /// Writes a list to its end with these pages, and returns what each step has written.
 fn parts(list: &mut InParts, pages: &[EngineInventory]) -> Vec<Vec<u8>> {
@@ -36,25 +38,6 @@ fn by_id(json: &[u8]) -> BTreeMap<String, Value> {
     let flows: BTreeMap<_, _> = flows.collect();
     assert_eq!(flows.len(), count, "each flow once");
     flows
-}
-
-fn relayed(number: u64) -> LiveRelayed {
-    LiveRelayed {
-        id: RelayedId { run: 1, number },
-        vm: "a".into(),
-        protocol: 6,
-        guest: "10.0.2.15:40000".parse().unwrap(),
-        remote: "10.0.2.2:8080".parse().unwrap(),
-        nat: None,
-        host: None,
-        inbound: false,
-        rule: "--host-loopback 8080:80/tcp".into(),
-        state: "established".into(),
-        tx: (1, 40),
-        rx: (2, 80),
-        age_ms: 5,
-        idle_ms: 4,
-    }
 }
 
 /// Pages as engines make them: labels, names of flows, relayed flows.
