@@ -255,7 +255,16 @@ impl PolicyChanges {
     fn take_in(&self, parts: &mut Parts, mut prepared: Prepared) -> anyhow::Result<Done> {
         let open = self.learning.iter().map(LearningVm::name);
         learning::follow(&parts.attached, open, &mut prepared);
-        parts.attached.take_in(prepared)
+        let attached = &mut parts.attached;
+        attached.follow_domains_with(&prepared.put)?;
+        let done = attached.take_in(prepared);
+        if done.is_err()
+            && let Err(e) = attached.follow_domains()
+        {
+            // Tables that no policy in force names are followed, until the next one is put.
+            tracing::debug!("{e:#}");
+        }
+        done
     }
 
     /// Step 3: sends the policies to the engines.

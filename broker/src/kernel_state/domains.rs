@@ -23,7 +23,7 @@ use slipgate_model::route::{
     ask::{self, Answer, Ask},
     spread,
 };
-use slipgate_policy::EgressRoutes;
+use slipgate_policy::{EgressRoutes, document::LoadedPolicy};
 
 use super::{Attached, network_view};
 use crate::config::VmConfig;
@@ -54,9 +54,35 @@ impl Attached {
     /// The kernel does not tell. Routes that are named since lead nowhere then: the engine is not told of
     /// them.
     pub(crate) fn follow_domains(&mut self) -> anyhow::Result<()> {
+        let named = self.named_routes();
+        self.follow_routes(&named)?;
+        self.domains.named = named;
+        self.warn_of_domains();
+        Ok(())
+    }
+
+    /// Follows the tables of policies that are to be put in force besides those that are, so that it is
+    /// known where they lead. [`Self::follow_domains`] forgets those that are not in force then.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub(crate) fn follow_domains_with(&mut self, put: &[LoadedPolicy]) -> anyhow::Result<()> {
+        let mut routes = self.named_routes();
+        routes.extend(
+            put.iter()
+                .filter_map(|it| it.settings.egress.routes.clone()),
+        );
+        self.follow_routes(&routes)
+    }
+
+    /// Returns the routes that policies in force name.
+    fn named_routes(&self) -> BTreeSet<EgressRoutes> {
         let policies = self.policies.all_loaded();
         let named = policies.filter_map(|policy| policy.settings.egress.routes.clone());
-        let named: BTreeSet<EgressRoutes> = named.collect();
+        named.collect()
+    }
+
+    fn follow_routes(&mut self, named: &BTreeSet<EgressRoutes>) -> anyhow::Result<()> {
         let network = self.watch.network();
         let tables = named.iter().filter_map(|routes| match routes {
             EgressRoutes::Table(number) => Some(*number),
@@ -67,10 +93,7 @@ impl Attached {
             tables: tables.collect(),
             rules: named.iter().any(|routes| routes.mark().is_some()),
         };
-        self.watch.follow(followed)?;
-        self.domains.named = named;
-        self.warn_of_domains();
-        Ok(())
+        Ok(self.watch.follow(followed)?)
     }
 
     /// Returns the names of the devices by which flows of these routes leave. None is a VM's TAP: a

@@ -1,8 +1,8 @@
 //! The host's own NAT beside guests' flows: followed while slipgate serves.
 //!
 //! The start refuses to share guests' tuples with it ([`crate::host::check_tuples`]), and so do later requests
-//! that would bring such sharing: a VM, a policy, a pool, an uplink. What the host does by itself
-//! afterwards can't be refused. It is noticed and logged: rules of nftables by the kernel's notices,
+//! that would bring such sharing: a VM, a policy, a pool, an uplink, routes that a policy names, by the
+//! devices that these lead to at that time. What the host does by itself afterwards can't be refused. It is noticed and logged: rules of nftables by the kernel's notices,
 //! within [`SETTLES_IN`] or, if looks are costly or frequent, [`APART`]; legacy iptables and the ports
 //! of the host's sockets at the next regular look.
 //!
@@ -356,18 +356,19 @@ impl Attached {
     pub(crate) fn check_shares_of_vm(&self, vm: &VmConfig) -> Result<(), ConfigError> {
         let settings = self.policies.loaded(&vm.policy);
         let settings = settings.map(|policy| &policy.settings);
-        if self.routes_of(vm).is_some() {
-            // Which devices these lead to changes without a request: what is shared there is logged.
-            return Ok(());
-        }
         let guests = self.guests_of(vm, settings);
+        if let Some(routes) = self.routes_of(vm) {
+            let by_others = self.guests_but_for_nat_address(vm, settings);
+            let by = ByRoutes::new(routes, self.uplink_named_by(vm));
+            return self.check_shares_by_routes(by, &guests, &by_others);
+        }
         let texts = vm.nat_addresses.texts().join(", ");
         let (key, value) = match (&vm.uplink, texts.is_empty()) {
             (_, false) => (NAT_ADDRESSES, &*texts),
             (Some(uplink), true) => ("uplink", &**uplink),
             (None, true) => ("--host-nat", "refuse"),
         };
-        self.check_shares(key, value, &guests)
+        self.check_shares(key, value, [&guests])
     }
 
     /// Checks the same of the VMs that have a policy.
@@ -377,30 +378,55 @@ impl Attached {
     pub(crate) fn check_shares_of_policy(&self, settings: &Settings) -> Result<(), ConfigError> {
         let pool = &settings.nat_addresses;
         let uplink = settings.egress.uplink.as_deref();
-        if settings.egress.routes.is_some() || pool.is_empty() && uplink.is_none() {
+        let routes = settings.egress.routes.as_ref();
+        if routes.is_none() && pool.is_empty() && uplink.is_none() {
             return Ok(());
         }
         let has_ipv6 = self.config.translates_ipv6() || pool.has_family(true);
         let guests = GuestsAt::new(self.device_named(uplink), has_ipv6).with(pool);
+        if let Some(routes) = routes {
+            let of_all = self.with_nat_address(guests.clone());
+            return self.check_shares_by_routes(ByRoutes::new(routes, uplink), &of_all, &guests);
+        }
         let texts = pool.texts().join(", ");
         let (key, value) = match uplink {
             Some(uplink) if pool.is_empty() => ("egress.uplink", uplink),
             _ => (NAT_ADDRESSES, &*texts),
         };
-        self.check_shares(key, value, &guests)
+        self.check_shares(key, value, [&guests])
     }
 
-    fn check_shares(
+    /// Checks the same of guests that leave by routes which a policy names, at the devices that these lead
+    /// to now. `of_all`, `by_others`: see [`Self::at_devices`].
+    fn check_shares_by_routes(
+        &self,
+        by: ByRoutes<'_>,
+        of_all: &GuestsAt,
+        by_others: &GuestsAt,
+    ) -> Result<(), ConfigError> {
+        let devices = self.devices_of(&BTreeSet::from([by.routes.clone()]));
+        let guests = self.at_devices(by, &devices, of_all, by_others);
+        let guests = Vec::from_iter(guests);
+        let value = match by.routes {
+            EgressRoutes::Table(number) => number.to_string(),
+            EgressRoutes::Vrf(device) => device.clone(),
+            EgressRoutes::Mark(mark) => format!("{mark:#x}"),
+            EgressRoutes::Host { .. } => "host".to_owned(),
+        };
+        self.check_shares(by.key(), &value, &guests)
+    }
+
+    fn check_shares<'g>(
         &self,
         key: &'static str,
         value: &str,
-        guests: &GuestsAt,
+        guests: impl IntoIterator<Item = &'g GuestsAt>,
     ) -> Result<(), ConfigError> {
         if self.config.host_nat == HostNat::Share {
             return Ok(());
         }
         let facts = &self.host_nat.facts;
-        let met = host::shared(&self.config, facts, self.watch.network(), [guests]);
+        let met = host::shared(&self.config, facts, self.watch.network(), guests);
         let new: BTreeSet<String> = met.difference(&self.host_nat.accepted).cloned().collect();
         match new.is_empty() {
             true => Ok(()),
@@ -445,24 +471,16 @@ impl Attached {
             let settings = settings.map(|policy| &policy.settings);
             let guests = self.guests_of(vm, settings);
             if let Some(routes) = self.routes_of(vm) {
-                // `--nat-address` is of routes of `main` by the uplink of all; by others a flow has the
-                // address that they prefer, unless its VM has a pool.
-                let by_main = matches!(routes, EgressRoutes::Host { .. } | EgressRoutes::Mark(_));
-                let own = self.guests_but_for_nat_address(vm, settings);
+                let by_others = self.guests_but_for_nat_address(vm, settings);
                 let devices = devices
                     .entry(routes)
                     .or_insert_with(|| self.devices_of(&BTreeSet::from([routes.clone()])));
-                let by_routes = whose_routes(routes, vm.policy.as_deref());
-                all.extend(devices.iter().map(|device| {
-                    let (uplink, ifindex) = self.device_named(Some(device));
-                    let is_of_all = ifindex == self.uplink.ifindex;
-                    let of = if by_main && is_of_all { &guests } else { &own };
-                    GuestsAt {
-                        uplink: uplink.to_owned(),
-                        ifindex,
-                        by_routes: Some(by_routes.clone()),
-                        ..of.clone()
-                    }
+                let whose = whose_routes(routes, vm.policy.as_deref());
+                let by = ByRoutes::new(routes, self.uplink_named_by(vm));
+                let its = self.at_devices(by, devices, &guests, &by_others);
+                all.extend(its.map(|at| GuestsAt {
+                    by_routes: Some(whose.clone()),
+                    ..at
                 }));
             } else {
                 all.insert(guests);
@@ -471,21 +489,52 @@ impl Attached {
         all
     }
 
+    /// Returns how guests leave at the devices that routes lead to. `of_all`: what they have if the routes of
+    /// `main` lead them to the uplink of all; `by_others`: elsewhere, where `--nat-address` does not
+    /// count and a flow has the address that the routes prefer, unless there is a pool.
+    fn at_devices<'a>(
+        &'a self,
+        by: ByRoutes<'a>,
+        devices: &'a BTreeSet<String>,
+        of_all: &'a GuestsAt,
+        by_others: &'a GuestsAt,
+    ) -> impl Iterator<Item = GuestsAt> + 'a {
+        let by_main = matches!(by.routes, EgressRoutes::Host { .. } | EgressRoutes::Mark(_));
+        let leads = move |device: &&String| by.uplink.is_none_or(|uplink| uplink == **device);
+        devices.iter().filter(leads).map(move |device| {
+            let (uplink, ifindex) = self.device_named(Some(device));
+            let is_of_all = ifindex == self.uplink.ifindex;
+            let of = if by_main && is_of_all {
+                of_all
+            } else {
+                by_others
+            };
+            GuestsAt {
+                uplink: uplink.to_owned(),
+                ifindex,
+                ..of.clone()
+            }
+        })
+    }
+
     /// Returns by which device and with which addresses flows of a VM leave, where no routes of its
     /// policy say otherwise.
     fn guests_of(&self, vm: &VmConfig, settings: Option<&Settings>) -> GuestsAt {
         let own = self.guests_but_for_nat_address(vm, settings);
+        match self.uplink_named_by(vm) {
+            Some(_) => own,
+            None => self.with_nat_address(own),
+        }
+    }
+
+    /// Gives guests that leave by the uplink of all `--nat-address`, unless they have a pool.
+    fn with_nat_address(&self, guests: GuestsAt) -> GuestsAt {
         match self.config.nat_address {
-            // Of those that leave by the uplink of all, and have no pool.
-            Some(address)
-                if self.uplink_named_by(vm).is_none() && own.ipv4.as_deref() == Some(&[]) =>
-            {
-                GuestsAt {
-                    ipv4: Some(vec![address.into()]),
-                    ..own
-                }
-            }
-            _ => own,
+            Some(address) if guests.ipv4.as_deref() == Some(&[]) => GuestsAt {
+                ipv4: Some(vec![address.into()]),
+                ..guests
+            },
+            _ => guests,
         }
     }
 
@@ -511,6 +560,28 @@ impl Attached {
         };
         let link = self.watch.network().link_by_name(name);
         (name, link.map_or(IfIndex::NONE, |link| link.ifindex))
+    }
+}
+
+/// Routes that a policy names, and the device by which alone flows leave, if one is named too.
+#[derive(Clone, Copy)]
+struct ByRoutes<'a> {
+    routes: &'a EgressRoutes,
+    uplink: Option<&'a str>,
+}
+
+impl<'a> ByRoutes<'a> {
+    fn new(routes: &'a EgressRoutes, uplink: Option<&'a str>) -> Self {
+        Self { routes, uplink }
+    }
+
+    /// Returns the key of a policy that names them.
+    fn key(&self) -> &'static str {
+        match self.routes {
+            EgressRoutes::Table(_) | EgressRoutes::Vrf(_) => "egress.table",
+            EgressRoutes::Mark(_) => "egress.mark",
+            EgressRoutes::Host { .. } => "egress.routes",
+        }
     }
 }
 

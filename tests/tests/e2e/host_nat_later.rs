@@ -253,6 +253,51 @@ fn a_vm_or_policy_with_an_uplink_that_masquerades_is_refused_or_lives_beside_it(
     says(&stand.daemon, "keep clear of guests' tuples again");
 }
 
+#[test]
+fn a_policy_whose_routes_lead_to_a_device_that_masquerades_is_refused() {
+    require_root_and_tun!();
+    let world = two_uplinks();
+    for line in [
+        "route add default via 198.18.1.1 dev up1 table 77",
+        "rule add fwmark 7 lookup 77",
+    ] {
+        world.host.ip(line).unwrap();
+    }
+    masquerade_at(&world.host, "own", SECOND, "masquerade");
+    let ports = ports();
+    let flags = ["--nat-ports", &*ports];
+    let stand = api::Stand::in_world(cells::hybrid_ipv4, world, UPLINK, &flags);
+    let _guest = stand.guest("tap0");
+    let host = &stand.world().host;
+    let policy = |egress: &str| format!("default = \"allow\"\negress.{egress}\n");
+    let put = |egress: &str| stand.put_text("/v1/policies/there", &policy(egress));
+    let ways = ["table = 77", "mark = 7", "routes = \"host\""];
+    let keys = ["egress.table 77", "egress.mark 0x7", "egress.routes host"];
+    for (egress, key) in ways.into_iter().zip(keys) {
+        refused(put(egress), &[key, "own out", SECOND, "--host-nat share"]);
+    }
+    assert_eq!(stand.ask("GET", "/v1/policies/there", None).0, 404);
+    // None of them leads by a device that is named besides.
+    let only = format!("uplink = \"{UPLINK}\"\negress.table = 77");
+    assert_eq!(put(&only).0, 200);
+
+    // Where the host keeps its ports apart, each is as welcome, and so is a VM that has it.
+    remove_tables(host, "own");
+    masquerade_at(host, "own", SECOND, BESIDE);
+    for egress in ways {
+        let (status, put) = put(egress);
+        assert_eq!(status, 200, "{egress}: {put}");
+        let vm = json!({ "tap": "tap0", "policy": "there" });
+        let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(vm));
+        assert!(matches!(status, 200 | 201), "{egress}: {vm}");
+    }
+    // What is shared already is no reason to refuse more of it.
+    masquerade_at(host, "late", SECOND, "masquerade");
+    says(&stand.daemon, "late out");
+    let other = stand.put_text("/v1/policies/other", &policy(ways[0]));
+    assert_eq!(other.0, 200, "{}", other.1);
+}
+
 /// The address of a VM's own in the world.
 const OWN6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 8);
 
