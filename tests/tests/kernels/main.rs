@@ -26,7 +26,7 @@ const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
 /// Time limit: several times the usual duration, because a machine under load emulates slowly.
 const TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of the checks in `src/rig_init/checks`, so that a missing one is noticed.
-const CHECKS: usize = 21;
+const CHECKS: usize = 22;
 
 /// The oldest that is supported: no tcx, so it is clsact's.
 #[test]

@@ -1,6 +1,11 @@
 //! Attachments as filters of the clsact qdisc: for kernels before 6.6, for programs that must run
 //! after all tcx links, and for the TAPs of a daemon, which come and go by the thousand: a tcx link
 //! is made and removed with a wait for an RCU grace period, a filter without.
+//!
+//! Of filters with the same priority the kernel asks the one first that was added last (`cls_bpf_change`
+//! of `net/sched/cls_bpf.c`; one that is replaced keeps its place). So somebody's filter may come in
+//! front of slipgate's, and slipgate's goes in front again by being removed and added, while a
+//! stand-in with the same program is there.
 
 use std::{
     fs,
@@ -26,6 +31,11 @@ const LAST: u32 = 0xffff;
 const HANDLE: TcHandle = TcHandle {
     major: 0,
     minor: 0x5347,
+};
+/// Handle of the filter that stands in for slipgate's first one while it moves ([`move_to_front`]).
+const STAND_IN: TcHandle = TcHandle {
+    major: 0,
+    minor: 0x5348,
 };
 /// Parent of the qdisc: `TC_H_CLSACT`.
 const CLSACT: TcHandle = TcHandle {
@@ -84,7 +94,7 @@ pub(crate) fn has_others(requests: &mut Requests, ifindex: IfIndex) -> Result<bo
             if let RouteNetlinkMessage::NewTrafficFilter(filter) = answer {
                 // A message without a handle stands for a priority.
                 let handle = filter.header.handle;
-                has_others |= handle != TcHandle::UNSPEC && handle != HANDLE;
+                has_others |= handle != TcHandle::UNSPEC && !is_own(handle);
             }
         },
     )?;
@@ -115,7 +125,7 @@ pub(crate) fn before_ours(
                 return;
             }
             let priority = (filter.header.info >> 16) as u16;
-            if handle == HANDLE && u32::from(priority) == FIRST {
+            if is_own(handle) && u32::from(priority) == FIRST {
                 is_there = true;
                 return;
             }
@@ -135,7 +145,11 @@ pub(crate) fn before_ours(
 
 /// Whether a message is about a filter of slipgate's.
 pub(crate) fn is_ours(message: &TcMessage) -> bool {
-    message.header.handle == HANDLE
+    is_own(message.header.handle)
+}
+
+fn is_own(handle: TcHandle) -> bool {
+    [HANDLE, STAND_IN].contains(&handle)
 }
 
 /// Whether a message is about a qdisc whose filters see what arrives.
@@ -151,21 +165,7 @@ pub(crate) fn make_filter(
     program: Program,
     ifindex: IfIndex,
 ) -> Result<()> {
-    let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
-    filter.header.info = filter_info(program);
-    filter.attributes.push(TcAttribute::Options(vec![
-        TcOption::Bpf(TcFilterBpfOption::ProgFd(fd.as_raw_fd() as u32)),
-        TcOption::Bpf(TcFilterBpfOption::ProgName(program.name().into())),
-        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
-    ]));
-    requests.send(
-        RouteNetlinkMessage::NewTrafficFilter(filter),
-        NLM_F_CREATE | NLM_F_REPLACE,
-        &format!(
-            "make the clsact filter with priority {} (is there another kind of filter?)",
-            priority(program)
-        ),
-    )?;
+    put(requests, HANDLE, fd, program, ifindex)?;
     if is_noted(pin, fd)? {
         return Ok(());
     }
@@ -181,13 +181,71 @@ pub(crate) fn is_noted(pin: &Path, fd: BorrowedFd<'_>) -> Result<bool> {
     }
 }
 
+/// Puts the filter in front of others with its priority. At every moment it or its stand-in is there, also if
+/// a process died in an earlier move: then there are a filter and a stand-in, or one of the two.
+pub(crate) fn move_to_front(
+    requests: &mut Requests,
+    fd: BorrowedFd<'_>,
+    program: Program,
+    ifindex: IfIndex,
+) -> Result<()> {
+    // A stand-in that was left is not in front, and may be the only one.
+    put(requests, HANDLE, fd, program, ifindex)?;
+    remove(requests, STAND_IN, program, ifindex)?;
+    put(requests, STAND_IN, fd, program, ifindex)?;
+    remove(requests, HANDLE, program, ifindex)?;
+    put(requests, HANDLE, fd, program, ifindex)?;
+    remove(requests, STAND_IN, program, ifindex)
+}
+
 /// Removes the filter. A missing filter, qdisc or interface is no error. The qdisc stays, even if it
 /// has no other filter: the kernel can't be told to remove it only then, and between a look and the
 /// removal somebody else may add a filter, which would be removed too.
 pub(crate) fn detach(program: Program, ifindex: IfIndex) -> Result<()> {
-    let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
+    let mut requests = Requests::open()?;
+    remove(&mut requests, HANDLE, program, ifindex)?;
+    match program.twin_name() {
+        // A process died while it moved the filter.
+        Some(_) => remove(&mut requests, STAND_IN, program, ifindex),
+        None => Ok(()),
+    }
+}
+
+/// Makes or replaces a filter. A new one is the first with its priority.
+fn put(
+    requests: &mut Requests,
+    handle: TcHandle,
+    fd: BorrowedFd<'_>,
+    program: Program,
+    ifindex: IfIndex,
+) -> Result<()> {
+    let mut filter = message(ifindex, handle, INGRESS, TcFilterBpf::KIND);
     filter.header.info = filter_info(program);
-    let sent = Requests::open()?.send(
+    filter.attributes.push(TcAttribute::Options(vec![
+        TcOption::Bpf(TcFilterBpfOption::ProgFd(fd.as_raw_fd() as u32)),
+        TcOption::Bpf(TcFilterBpfOption::ProgName(program.name().into())),
+        TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+    ]));
+    requests.send(
+        RouteNetlinkMessage::NewTrafficFilter(filter),
+        NLM_F_CREATE | NLM_F_REPLACE,
+        &format!(
+            "make the clsact filter with priority {} (is there another kind of filter?)",
+            priority(program)
+        ),
+    )
+}
+
+/// Removes a filter. A missing filter, qdisc or interface is no error.
+fn remove(
+    requests: &mut Requests,
+    handle: TcHandle,
+    program: Program,
+    ifindex: IfIndex,
+) -> Result<()> {
+    let mut filter = message(ifindex, handle, INGRESS, TcFilterBpf::KIND);
+    filter.header.info = filter_info(program);
+    let sent = requests.send(
         RouteNetlinkMessage::DelTrafficFilter(filter),
         0,
         "remove the clsact filter",

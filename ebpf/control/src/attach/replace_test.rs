@@ -164,6 +164,55 @@ fn no_frame_meets_no_program_while_it_moves_to_the_front() {
     );
 }
 
+/// Somebody's filter comes in front 100 times, and each time slipgate's moves. Some processes die in a move:
+/// a stand-in is left, behind or without the filter.
+#[test]
+fn no_frame_meets_no_program_while_a_filter_moves_to_the_front() {
+    const EGRESS: Program = Program::GuestEgress;
+    in_netns(
+        "no_frame_meets_no_program_while_a_filter_moves_to_the_front",
+        || {
+            let datapath = datapath();
+            let (theirs, other) = (
+                datapath.paths().pin("theirs"),
+                probe::pass_program().unwrap(),
+            );
+            let ours = datapath.paths().pin(EGRESS.name());
+            let tc = |what: &str, handle: usize, program: Option<&Path>| {
+                let filter = format!("dev g0 ingress pref 1 handle {handle} bpf");
+                let program = program.map(|pin| format!("da pinned {}", pin.display()));
+                run(&format!(
+                    "tc filter {what} {filter} {}",
+                    program.unwrap_or_default()
+                ));
+            };
+            check_no_gap(&datapath, Hook::Clsact, |turn, tap| {
+                if turn % 2 == 0 {
+                    if turn % 4 == 2 {
+                        tc("add", 0x5348, Some(&ours));
+                    }
+                    if turn % 8 == 2 {
+                        tc("del", 0x5347, None);
+                    }
+                    // The one that comes last at a priority runs first.
+                    bpf::obj_pin(other.as_fd(), &theirs).unwrap();
+                    tc("add", turn + 1, Some(&theirs));
+                    std::fs::remove_file(&theirs).unwrap();
+                    let standing = datapath.standing(EGRESS, tap).unwrap();
+                    assert!(!standing.is_first(), "{standing}");
+                } else {
+                    datapath.move_filter_to_front(EGRESS, tap).unwrap();
+                    let standing = datapath.standing(EGRESS, tap).unwrap();
+                    assert!(standing.is_first(), "{standing}");
+                    let filters = run("tc filter show dev g0 ingress");
+                    assert_eq!(filters.matches("handle 0x534").count(), 1, "{filters}");
+                    tc("del", turn, None);
+                }
+            });
+        },
+    );
+}
+
 /// A process dies while a twin is in its program's place: no process has the array open then, by which
 /// the twin calls the program.
 #[test]

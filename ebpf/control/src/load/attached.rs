@@ -233,12 +233,44 @@ impl Datapath {
     }
 
     /// Makes a program the first at an interface that it is attached to; no packet meets no program
-    /// meanwhile. One that somebody has detached is attached again. A filter becomes a link.
+    /// meanwhile. One that somebody has detached is attached again. A filter becomes a link, where the
+    /// kernel has links of tcx (from 6.6 on).
     ///
     /// # Errors
-    /// The lock is not obtained, or the kernel refuses: it has no tcx (before 6.6), or too many
-    /// programs at the interface.
+    /// The lock is not obtained, or the kernel refuses: there are too many programs at the interface, or
+    /// filters of another kind in the first place.
     pub fn move_to_front(&self, program: Program, ifindex: IfIndex) -> Result<()> {
+        match bpf::tcx_programs(ifindex) {
+            Ok(_) => self.move_link_to_front(program, ifindex),
+            Err(_) => self.move_filter_to_front(program, ifindex),
+        }
+    }
+
+    /// Makes a filter the first of all filters; no packet meets no program meanwhile. Where there is
+    /// none it is made.
+    pub(crate) fn move_filter_to_front(&self, program: Program, ifindex: IfIndex) -> Result<()> {
+        let attached = Attached {
+            program,
+            ifindex,
+            by: AttachedBy::Clsact,
+        };
+        if !self.paths.pin(&attached.pin_name()).exists() {
+            return self.attach(program, ifindex, Hook::Clsact);
+        }
+        let _lock = self.lock()?;
+        let failed = |error| explain(error, program, ifindex);
+        // The pinned one may be of a later build, which is in force everywhere else.
+        let pinned = bpf::obj_get(&self.paths.pin(program.name()));
+        let fd = match &pinned {
+            Ok(program) => program.as_fd(),
+            Err(_) => self.program(program)?,
+        };
+        let mut requests = netlink::Requests::open()?;
+        clsact::make_qdisc(&mut requests, ifindex).map_err(failed)?;
+        clsact::move_to_front(&mut requests, fd, program, ifindex).map_err(failed)
+    }
+
+    fn move_link_to_front(&self, program: Program, ifindex: IfIndex) -> Result<()> {
         let attached = Attached {
             program,
             ifindex,

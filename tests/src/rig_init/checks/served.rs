@@ -45,6 +45,7 @@ pub(super) fn run(report: &mut Report) {
     report.check("IPv6 refusal", || ipv6::refusal(&stand));
     report.check("forward", || ipv6::forward(&stand));
     report.check("kill -9 and adoption", || adoption(&mut stand));
+    report.check("others in front", || others_in_front(&stand));
     report.check("program taken away", || taken_away(&stand));
     report.check("stop", || stand.stop().map(|()| "no pin, no port".into()));
 }
@@ -189,6 +190,41 @@ fn accounting(stand: &Stand) -> Result<String> {
         format!("`slipgate stats` shows {stats:#}")
     })?;
     Ok(format!("{} flows, drops {}", flows.len(), total["drops"]))
+}
+
+/// Filters of somebody else's at the uplink and the TAP, which keep everything from slipgate, do not stay in
+/// front of it.
+fn others_in_front(stand: &Stand) -> Result<String> {
+    let pins = stand.slipgate.pins();
+    let mut names = pins.pins().into_iter();
+    let drops = names
+        .find(|pin| pin.ends_with("engine_port"))
+        .ok_or_else(|| Error::unexpected("engine_port has no pin"))?;
+    let drops = pins.path().join(drops);
+    for device in [UPLINK, "tap0"] {
+        let tc = |what: &str| tc(&stand.world.host, what);
+        let filter = format!("dev {device} ingress pref 1 handle 1 bpf");
+        // With tcx the uplink has no clsact qdisc.
+        let _ = tc(&format!("qdisc add dev {device} clsact"));
+        tc(&format!(
+            "filter add {filter} da pinned {}",
+            drops.display()
+        ))?;
+        let moved = format!("{device}: slipgate's program is first again");
+        let until = std::time::Instant::now() + WAIT;
+        while !has_tcx() && !stand.slipgate.stderr().contains(&moved) {
+            expect(std::time::Instant::now() < until, || {
+                format!("not within {WAIT:?}: {moved}")
+            })?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut stream = stand
+            .guest
+            .run(|| tcp::connect(stand.echo.address(), WAIT))?;
+        EchoSession::new(&mut stream).round(1000)?;
+        tc(&format!("filter del {filter}"))?;
+    }
+    Ok("both behind".into())
 }
 
 /// A TAP whose program somebody removed carries nothing, on a host that routes.
