@@ -35,6 +35,7 @@ mod bad_link;
 mod books;
 mod churn;
 mod crash;
+mod fleet;
 mod flips;
 mod hand_over;
 mod host_changes;
@@ -104,6 +105,25 @@ fn random() -> SplitMix64 {
 /// A random number below `end`.
 fn below(random: &mut SplitMix64, end: u64) -> u64 {
     random.next() % end
+}
+
+/// Lets this process have so many descriptors.
+fn allow_descriptors(wanted: u64) {
+    // SAFETY: plain data; both calls get a pointer to it.
+    let (limit, rc) = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_cur.max(wanted);
+        limit.rlim_max = limit.rlim_max.max(wanted);
+        (
+            limit,
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit),
+        )
+    };
+    assert_eq!(
+        rc, 0,
+        "{wanted} descriptors are needed, see `ulimit -Hn`: {limit:?}"
+    );
 }
 
 /// Waits until `done`, looking often.

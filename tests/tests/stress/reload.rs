@@ -20,7 +20,7 @@ use std::{
 
 use slipgate_testbed::{NetNs, clients::tcp, world::UPLINK};
 
-use super::{WAIT, at, below, eventually, random, scene::Scene};
+use super::{WAIT, allow_descriptors, at, below, eventually, random, scene::Scene};
 
 /// Number of flows of each protocol.
 const FLOWS: usize = 5_000;
@@ -385,26 +385,6 @@ fn missed(socket: &OwnedFd) -> u32 {
     stats[1]
 }
 
-/// Both ends of the connections are in this process, and the guest's end of the rest.
-fn allow_descriptors() {
-    let wanted = 3 * FLOWS as u64 + 1_000;
-    // SAFETY: plain data; both calls get a pointer to it.
-    let (limit, rc) = unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        limit.rlim_cur = limit.rlim_cur.max(wanted);
-        limit.rlim_max = limit.rlim_max.max(wanted);
-        (
-            limit,
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit),
-        )
-    };
-    assert_eq!(
-        rc, 0,
-        "{wanted} descriptors are needed, see `ulimit -Hn`: {limit:?}"
-    );
-}
-
 /// Flow by the server's address, as `flows` and records show it.
 fn flow_of(remote: &str) -> usize {
     let remote: SocketAddr = remote.parse().unwrap();
@@ -418,7 +398,8 @@ fn flow_of(remote: &str) -> usize {
 fn a_policy_that_denies_half_of_ten_thousand_flows_ends_just_these() {
     begin!();
     let mut random = random();
-    allow_descriptors();
+    // Both ends of the connections are in this process, and the guest's end of the rest.
+    allow_descriptors(3 * FLOWS as u64 + 1_000);
     let files = tempfile::tempdir().unwrap();
     let list = files.path().join("deny.txt");
     std::fs::write(&list, "# nobody yet\n").unwrap();
