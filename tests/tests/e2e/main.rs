@@ -78,6 +78,7 @@ mod time_wait;
 mod traps;
 mod two_hosts;
 mod unprivileged;
+mod unprivileged_demo;
 mod unprivileged_forwards;
 mod unprivileged_run;
 mod uplinks;
