@@ -84,6 +84,7 @@ mod unprivileged_run;
 mod uplinks;
 mod vhost_user;
 mod vm_uplinks;
+mod ways_in;
 mod workers;
 
 use std::{
