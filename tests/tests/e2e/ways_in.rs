@@ -28,6 +28,7 @@ const VM: &str = "web";
 const ALLOWED: &str = "api.example.test";
 const DENIED: &str = "evil.test";
 const RULE: &str = "*.example.test";
+const MTU: u32 = 1500;
 const WEB: u16 = 80;
 /// What is fetched here comes slowly, and does not end until the test says so.
 const SLOW: u16 = 7000;
@@ -222,12 +223,12 @@ impl Session {
             }
             Way::Stream => {
                 let attached = Attached::start_by("--socket", place, flags);
-                let network = Network::Socket(attached.socket.clone());
+                let network = Network::Socket(attached.socket.clone(), MTU);
                 (Some(attached), qemu(place, network))
             }
             Way::VhostUser => {
                 let attached = Attached::start_by("--vhost-user", place, flags);
-                let network = Network::VhostUser(attached.socket.clone());
+                let network = Network::VhostUser(attached.socket.clone(), MTU);
                 (Some(attached), qemu(place, network))
             }
         };
