@@ -35,6 +35,9 @@ pub(crate) const REFERENCE: &str = in_kernel::NFTABLES;
 /// MTU of every guest and of the uplink, bytes.
 pub(crate) const MTU: u32 = 1500;
 
+/// Largest MTU of user mode and of its peers, with which most are fastest.
+pub(crate) const LARGEST_MTU: u32 = 65_520;
+
 /// One way for a guest to reach the world.
 pub(crate) trait Contender {
     /// Name of the contender, as in `--contenders` and in the table.

@@ -34,15 +34,22 @@ use crate::{
     workload::{Measured, Metric, Sample, Unit},
 };
 
-/// Contenders that need no root.
-pub(crate) const ROOTLESS: [&str; 7] = [
+/// Contenders that need no root, with the MTU of all and with their largest.
+pub(crate) const ROOTLESS: [&str; 14] = [
     "slipgate-run-userspace",
+    "qemu-vhost-user",
     "qemu-socket",
     "qemu-passt",
     "qemu-passt-current",
     "qemu-passt-vhost-user",
     "qemu-gvproxy",
     "qemu-libslirp",
+    "slipgate-run-userspace-65520",
+    "qemu-vhost-user-65520",
+    "qemu-socket-65520",
+    "qemu-passt-65520",
+    "qemu-passt-current-65520",
+    "qemu-passt-vhost-user-65520",
 ];
 /// Contender that the others are compared with: the usual network of a fast microVM.
 const REFERENCE: &str = "qemu-tap";

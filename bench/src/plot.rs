@@ -237,7 +237,12 @@ fn tick_label(tick: f64) -> String {
 /// have a family.
 fn colour(contender: &str) -> RGBColor {
     match contender {
-        name if name.starts_with("slipgate") => RGBColor(0xe0, 0x7a, 0x1f),
+        name if ["slipgate", "qemu-socket", "qemu-vhost-user"]
+            .iter()
+            .any(|ours| name.starts_with(ours)) =>
+        {
+            RGBColor(0xe0, 0x7a, 0x1f)
+        }
         "nftables" | "nftables-hop" | "qemu-tap" | "qemu-tap ×2" | "qemu" => {
             RGBColor(0x3b, 0x6f, 0xa5)
         }

@@ -89,9 +89,10 @@ fn conditions(c: &Conditions) -> String {
             .iter()
             .map(|(name, why)| (*name, format!("not measured: {why}"))),
     );
+    let width = width_of(lines.iter().map(|(name, _)| *name));
     let mut out = String::new();
     for (name, value) in lines {
-        let _ = writeln!(out, "{name:<18} {value}");
+        let _ = writeln!(out, "{name:<width$} {value}");
     }
     out
 }
@@ -108,9 +109,10 @@ fn metric(table: &Table) -> String {
         table.metric.name,
         unit.symbol()
     );
+    let width = width_of(table.rows.iter().map(|row| row.contender));
     let _ = writeln!(
         out,
-        "  {:<18} {:>9}  {:<19} {:>8}  {:<13}",
+        "  {:<width$} {:>9}  {:<19} {:>8}  {:<13}",
         "",
         "median",
         "min – max",
@@ -118,7 +120,7 @@ fn metric(table: &Table) -> String {
         format!("to {}", table.reference)
     );
     for row in &table.rows {
-        let _ = writeln!(out, "  {:<18} {}", row.contender, cells(row));
+        let _ = writeln!(out, "  {:<width$} {}", row.contender, cells(row));
     }
     // A row without any value says why in its place.
     for row in table.rows.iter().filter(|row| row.summary.is_some()) {
@@ -127,6 +129,11 @@ fn metric(table: &Table) -> String {
         }
     }
     out
+}
+
+/// Returns the width of a column of names.
+fn width_of<'a>(names: impl Iterator<Item = &'a str>) -> usize {
+    names.map(str::len).max().unwrap_or_default().max(18)
 }
 
 fn cells(row: &Row) -> String {

@@ -83,6 +83,26 @@ pub fn root_and_tun() -> Result<(), String> {
         .map_err(|error| format!("it needs /dev/net/tun: {error}"))
 }
 
+/// Checks that this process may make network namespaces, which a user without root can in a user
+/// namespace of their own.
+///
+/// # Errors
+/// It may not; the text says why.
+pub fn networks() -> Result<(), String> {
+    // SAFETY: unshare takes flags only and concerns this thread, which ends.
+    let made = std::thread::spawn(|| match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    });
+    let made = made.join().expect("the thread does not panic");
+    made.map_err(|error| {
+        format!(
+            "it can't make network namespaces: {error}; it needs root, or a user and a network namespace of \
+             its own (unshare --user --map-current-user --keep-caps --net)"
+        )
+    })
+}
+
 /// Checks that this process may make virtual machines.
 ///
 /// # Errors

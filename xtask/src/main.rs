@@ -10,6 +10,7 @@ mod elf;
 mod fuzz;
 mod guest;
 mod metadata;
+mod own_namespaces;
 mod privilege;
 mod run;
 mod rustc_version;

@@ -22,17 +22,22 @@ fn each_argument_arrives() {
     let run = Run::of(&matches(&["run", "--guest", "linux"]));
     assert_eq!(
         format!("{run:?}"),
-        r#"Run { guest: Some("linux"), mode: None, args: [] }"#
+        r#"Run { no_setup: false, guest: Some("linux"), mode: None, args: [] }"#
     );
     let run = Run::of(&matches(&["run", "--mode", "userspace"]));
     assert_eq!(
         format!("{run:?}"),
-        r#"Run { guest: None, mode: Some("userspace"), args: [] }"#
+        r#"Run { no_setup: false, guest: None, mode: Some("userspace"), args: [] }"#
+    );
+    let run = Run::of(&matches(&["run", "--no-setup"]));
+    assert_eq!(
+        format!("{run:?}"),
+        r#"Run { no_setup: true, guest: None, mode: None, args: [] }"#
     );
     let run = Run::of(&matches(&["run", "--", "stats", "--json"]));
     assert_eq!(
         format!("{run:?}"),
-        r#"Run { guest: None, mode: None, args: ["stats", "--json"] }"#
+        r#"Run { no_setup: false, guest: None, mode: None, args: ["stats", "--json"] }"#
     );
     let test = Test::of(&matches(&[
         "test",

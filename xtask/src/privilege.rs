@@ -53,7 +53,8 @@ fn elevated(program: &OsStr, options: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-fn is_root() -> bool {
+/// Whether this process is root's.
+pub(crate) fn is_root() -> bool {
     // Of our process, so of the effective user.
     fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }

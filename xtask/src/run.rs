@@ -1,19 +1,30 @@
 //! `cargo xtask run`: the demonstration in a private network, or slipgate itself on this machine.
 
-use std::{convert::Infallible, os::unix::process::CommandExt, path::PathBuf, process::Command};
+use std::{
+    convert::Infallible,
+    fs::File,
+    io::ErrorKind,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use clap::{Arg, ArgMatches};
 
 use crate::{
     bpf::Objects,
-    compile, privilege, setup, words,
-    workspace::{Workspace, run as run_to_end},
+    compile, flag, own_namespaces, privilege, setup, words,
+    workspace::{Workspace, run as run_to_end, say},
 };
+
+const USER_MODE: &str = "userspace";
+const KVM: &str = "/dev/kvm";
 
 /// Arguments of `cargo xtask run`.
 #[derive(Debug)]
 pub(crate) struct Run {
+    no_setup: bool,
     guest: Option<String>,
     mode: Option<String>,
     args: Vec<String>,
@@ -27,6 +38,7 @@ impl Run {
                  this machine",
             )
             .args([
+                flag("no-setup").help("Take tools, BPF objects and the built-in guest as they are"),
                 Arg::new("guest")
                     .long("guest")
                     .value_name("KIND")
@@ -39,11 +51,11 @@ impl Run {
                 Arg::new("mode")
                     .long("mode")
                     .value_name("MODE")
-                    .value_parser(["hybrid", "userspace"])
+                    .value_parser(["hybrid", USER_MODE])
                     .conflicts_with("args")
                     .help(
                         "Where the microVM's flows are translated: hybrid, or userspace, by a user without \
-                         privileges [default: hybrid]",
+                         privileges, who needs no sudo [default: hybrid]",
                     ),
                 Arg::new("args")
                     .value_name("ARGS")
@@ -56,10 +68,15 @@ impl Run {
 
     pub(crate) fn of(matches: &ArgMatches) -> Self {
         Self {
+            no_setup: matches.get_flag("no-setup"),
             guest: matches.get_one("guest").cloned(),
             mode: matches.get_one("mode").cloned(),
             args: words(matches, "args"),
         }
+    }
+
+    fn is_of_user_mode(&self) -> bool {
+        self.mode.as_deref() == Some(USER_MODE)
     }
 }
 
@@ -71,16 +88,22 @@ pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
         true => Objects::Both,
         false => Objects::PlainUnlessBuilt,
     };
-    compile::artefacts(workspace, objects, || match is_demo {
-        true => setup::test_tools(),
-        false => Ok(()),
-    })?;
+    if !what.no_setup {
+        compile::artefacts(workspace, objects, || match is_demo {
+            true if what.is_of_user_mode() => setup::user_mode_tools(),
+            true => setup::test_tools(),
+            false => Ok(()),
+        })?;
+    }
     let slipgate = build_quick(workspace, objects)?;
     if !is_demo {
         return become_program(privilege::as_root(&slipgate)?.args(&what.args));
     }
     let demo = slipgate.with_file_name("slipgate-demo");
-    let mut demo = privilege::as_root_with_environment(&demo)?;
+    let mut demo = match what.is_of_user_mode() && !privilege::is_root() {
+        true => without_root(&demo)?,
+        false => privilege::as_root_with_environment(&demo)?,
+    };
     demo.env("SLIPGATE_BIN", slipgate);
     for (flag, value) in [("--guest", &what.guest), ("--mode", &what.mode)] {
         if let Some(value) = value {
@@ -88,6 +111,26 @@ pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
         }
     }
     become_program(&mut demo)
+}
+
+/// Returns a command that runs the demonstration as this user, or through sudo where this machine refuses
+/// the user what it takes, and says why.
+fn without_root(demo: &Path) -> Result<Command> {
+    let own = can_open_kvm().and_then(|()| own_namespaces::around(demo));
+    own.or_else(|why| {
+        say(format!("this takes root, and so sudo: {why:#}"));
+        privilege::as_root_with_environment(demo)
+    })
+}
+
+/// Whether the user may make machines, or nobody can here, which root does not change.
+fn can_open_kvm() -> Result<()> {
+    match File::options().read(true).write(true).open(KVM) {
+        Err(why) if why.kind() == ErrorKind::PermissionDenied => Err(why).with_context(|| {
+            format!("this user may not open {KVM} (to permit it: usermod -aG kvm $USER, and log in again)")
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Says whether slipgate will load the logging programs, by a flag on its command line. A configuration

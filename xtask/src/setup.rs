@@ -66,6 +66,11 @@ pub(crate) fn test_tools() -> Result<()> {
     tools::find_or_install()
 }
 
+/// Finds or installs the few programs that the demo of user mode calls.
+pub(crate) fn user_mode_tools() -> Result<()> {
+    tools::find_or_install_of_user_mode()
+}
+
 /// Finds or installs the programs that only the benchmarks compare slipgate with.
 pub(crate) fn benchmarked_programs() -> Result<()> {
     tools::find_or_install_of_benchmarks()

@@ -217,7 +217,8 @@ fn run_binary(
         let other = workspace.target.join("debug/slipgate");
         command
             .env("SLIPGATE_BIN", slipgate)
-            .env("SLIPGATE_OTHER_BIN", other);
+            .env("SLIPGATE_OTHER_BIN", other)
+            .env("SLIPGATE_XTASK", env::current_exe()?);
     }
     if may_not_skip() {
         command.env("SLIPGATE_NO_SKIP", "1");

@@ -19,15 +19,13 @@ use nix::{
 use slipgate_testbed::{GUEST_DEVICE, NetNs, world_ipv6};
 
 use super::{
-    Contender, MTU, Stand, make_world,
+    Contender, LARGEST_MTU, MTU, Stand, make_world,
     process::{self, NatProcess},
 };
 use crate::machine::Pinning;
 
 /// Variable that names another pasta than that on `PATH`.
 const PASTA: &str = "SLIPGATE_PASTA";
-/// Default MTU of pasta and largest of slirp4netns, bytes, with which each is fastest.
-const BEST_MTU: u32 = 65520;
 /// Where pasta finds the guest's namespace, in a mount namespace of its own. It drops CAP_SYS_PTRACE
 /// before it opens the namespace, and a current one closes all descriptors, so a path in `/proc` would
 /// fail.
@@ -56,14 +54,14 @@ pub(crate) struct UserMode {
 pub(crate) const ALL: [UserMode; 4] = [
     UserMode::new("pasta", Program::Pasta, MTU),
     UserMode::new("slirp4netns", Program::Slirp4netns, MTU),
-    UserMode::new("pasta-65520", Program::Pasta, BEST_MTU),
-    UserMode::new("slirp4netns-65520", Program::Slirp4netns, BEST_MTU),
+    UserMode::new("pasta-65520", Program::Pasta, LARGEST_MTU),
+    UserMode::new("slirp4netns-65520", Program::Slirp4netns, LARGEST_MTU),
 ];
 
 /// The pasta that a variable names, with either MTU.
 pub(crate) const CURRENT: [UserMode; 2] = [
     UserMode::new("pasta-current", Program::NamedPasta, MTU),
-    UserMode::new("pasta-current-65520", Program::NamedPasta, BEST_MTU),
+    UserMode::new("pasta-current-65520", Program::NamedPasta, LARGEST_MTU),
 ];
 
 impl UserMode {

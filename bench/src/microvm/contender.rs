@@ -17,24 +17,24 @@ use slipgate_testbed::{
 };
 
 use super::placement::Placement;
-use crate::contender::{self, MTU, named};
+use crate::contender::{self, LARGEST_MTU, MTU, named};
 
 /// A VMM with its network, and the number of its vCPUs and queue pairs where that can vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     SlipgateRun(u8),
-    /// `slipgate run --mode userspace`.
-    SlipgateUserspace,
+    /// `slipgate run --mode userspace`, with this MTU.
+    SlipgateUserspace(u32),
     QemuTap(u8),
     QemuUser,
-    /// The distribution's passt.
-    QemuPasst,
+    /// The distribution's passt, with this MTU.
+    QemuPasst(u32),
     /// The passt that `SLIPGATE_PASST` names.
-    QemuNamedPasst(Passage),
+    QemuNamedPasst(Passage, u32),
     /// The gvproxy that `SLIPGATE_GVPROXY` names.
     QemuGvproxy,
-    /// By `slipgate attach --socket`.
-    QemuSocket,
+    /// By `slipgate attach --socket` or `--vhost-user`.
+    QemuSlipgate(Passage, u32),
     /// Another VMM on a TAP, if its binary is named, behind nftables or `slipgate attach`, with so
     /// many vCPUs and one queue pair.
     Other(OtherVmm, Nat, u8),
@@ -48,16 +48,23 @@ pub(super) enum Nat {
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 17] = [
+pub(super) const ALL: [Contender; 24] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
     Contender::QemuUser,
-    Contender::QemuPasst,
-    Contender::QemuNamedPasst(Passage::Stream),
-    Contender::QemuNamedPasst(Passage::VhostUser),
+    Contender::QemuPasst(MTU),
+    Contender::QemuNamedPasst(Passage::Stream, MTU),
+    Contender::QemuNamedPasst(Passage::VhostUser, MTU),
     Contender::QemuGvproxy,
-    Contender::QemuSocket,
-    Contender::SlipgateUserspace,
+    Contender::QemuSlipgate(Passage::Stream, MTU),
+    Contender::QemuSlipgate(Passage::VhostUser, MTU),
+    Contender::SlipgateUserspace(MTU),
+    Contender::QemuPasst(LARGEST_MTU),
+    Contender::QemuNamedPasst(Passage::Stream, LARGEST_MTU),
+    Contender::QemuNamedPasst(Passage::VhostUser, LARGEST_MTU),
+    Contender::QemuSlipgate(Passage::Stream, LARGEST_MTU),
+    Contender::QemuSlipgate(Passage::VhostUser, LARGEST_MTU),
+    Contender::SlipgateUserspace(LARGEST_MTU),
     Contender::SlipgateRun(2),
     Contender::QemuTap(2),
     Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 1),
@@ -100,15 +107,22 @@ impl Contender {
         match self {
             Contender::SlipgateRun(1) => "slipgate-run",
             Contender::SlipgateRun(_) => "slipgate-run ×2",
-            Contender::SlipgateUserspace => "slipgate-run-userspace",
+            Contender::SlipgateUserspace(MTU) => "slipgate-run-userspace",
+            Contender::SlipgateUserspace(_) => "slipgate-run-userspace-65520",
             Contender::QemuTap(1) => "qemu-tap",
             Contender::QemuTap(_) => "qemu-tap ×2",
             Contender::QemuUser => "qemu-libslirp",
-            Contender::QemuPasst => "qemu-passt",
-            Contender::QemuNamedPasst(Passage::Stream) => "qemu-passt-current",
-            Contender::QemuNamedPasst(Passage::VhostUser) => "qemu-passt-vhost-user",
+            Contender::QemuPasst(MTU) => "qemu-passt",
+            Contender::QemuPasst(_) => "qemu-passt-65520",
+            Contender::QemuNamedPasst(Passage::Stream, MTU) => "qemu-passt-current",
+            Contender::QemuNamedPasst(Passage::Stream, _) => "qemu-passt-current-65520",
+            Contender::QemuNamedPasst(Passage::VhostUser, MTU) => "qemu-passt-vhost-user",
+            Contender::QemuNamedPasst(Passage::VhostUser, _) => "qemu-passt-vhost-user-65520",
             Contender::QemuGvproxy => "qemu-gvproxy",
-            Contender::QemuSocket => "qemu-socket",
+            Contender::QemuSlipgate(Passage::Stream, MTU) => "qemu-socket",
+            Contender::QemuSlipgate(Passage::Stream, _) => "qemu-socket-65520",
+            Contender::QemuSlipgate(Passage::VhostUser, MTU) => "qemu-vhost-user",
+            Contender::QemuSlipgate(Passage::VhostUser, _) => "qemu-vhost-user-65520",
             Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 1) => "firecracker-tap",
             Contender::Other(OtherVmm::Firecracker, Nat::Nftables, _) => "firecracker-tap ×2",
             Contender::Other(OtherVmm::Firecracker, Nat::Attach, 1) => "firecracker-attach",
@@ -128,22 +142,24 @@ impl Contender {
         let qemu = || contender::version("qemu-system-x86_64", "qemu-system-x86");
         Ok(match self {
             Contender::SlipgateRun(_) => "this commit, hybrid".to_owned(),
-            Contender::SlipgateUserspace => "this commit, user mode".to_owned(),
+            Contender::SlipgateUserspace(mtu) => format!("this commit, user mode, MTU {mtu}"),
             Contender::QemuTap(_) => format!("{}, TAP, nftables masquerade", qemu()?),
             Contender::QemuUser => format!("{}, -netdev user", qemu()?),
-            Contender::QemuPasst => {
+            Contender::QemuPasst(mtu) => {
                 let passt = contender::version("passt", "passt")?;
-                format!("{}, {passt}", qemu()?)
+                format!("{}, {passt}, MTU {mtu}", qemu()?)
             }
-            Contender::QemuNamedPasst(_) => {
+            Contender::QemuNamedPasst(_, mtu) => {
                 let passt = contender::version_of(&named(PASST)?)?;
-                format!("{}, {passt}", qemu()?)
+                format!("{}, {passt}, MTU {mtu}", qemu()?)
             }
             Contender::QemuGvproxy => {
                 let gvproxy = contender::version_of(&named(GVPROXY)?)?;
                 format!("{}, {gvproxy}", qemu()?)
             }
-            Contender::QemuSocket => format!("{}, this commit, user mode", qemu()?),
+            Contender::QemuSlipgate(_, mtu) => {
+                format!("{}, this commit, user mode, MTU {mtu}", qemu()?)
+            }
             Contender::Other(vmm, nat, _) => {
                 let binary = vmm.binary()?;
                 let version = contender::version_of(&binary)?;
@@ -191,19 +207,22 @@ impl Stand {
             None => {}
         }
         let by_socket = match contender {
-            Contender::QemuPasst => {
+            Contender::QemuPasst(mtu) => {
                 let passt =
-                    SocketNetwork::passt(&world.host, "passt".as_ref(), MTU, Passage::Stream);
+                    SocketNetwork::passt(&world.host, "passt".as_ref(), mtu, Passage::Stream);
                 Some(passt?)
             }
-            Contender::QemuNamedPasst(passage) => {
+            Contender::QemuNamedPasst(passage, mtu) => {
                 let program = named(PASST)?;
-                Some(SocketNetwork::passt(&world.host, &program, MTU, passage)?)
+                Some(SocketNetwork::passt(&world.host, &program, mtu, passage)?)
             }
             Contender::QemuGvproxy => {
                 Some(SocketNetwork::gvproxy(&world.host, &named(GVPROXY)?, MTU)?)
             }
-            Contender::QemuSocket => Some(SocketNetwork::slipgate(&world.host, &QUOTAS)?),
+            Contender::QemuSlipgate(passage, mtu) => {
+                let slipgate = SocketNetwork::slipgate(&world.host, mtu, passage, &QUOTAS)?;
+                Some(slipgate)
+            }
             _ => None,
         };
         Ok(Stand {
@@ -267,10 +286,11 @@ impl Stand {
                 };
                 run.run()?.0
             }
-            (Contender::SlipgateUserspace, _) => {
+            (Contender::SlipgateUserspace(mtu), _) => {
+                let mtu = mtu.to_string();
                 let run = SlipgateRun {
                     boot: boot.clone(),
-                    flags: &USERSPACE,
+                    flags: &[&USERSPACE[..], &["--mtu", &mtu]].concat(),
                 };
                 run.run()?.0
             }

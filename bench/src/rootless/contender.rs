@@ -8,8 +8,8 @@ use slipgate_testbed::{NetNs, OrdinaryUser, World};
 use super::{exec_processes::Started, forward, splice_loop};
 use crate::{
     contender::{
-        Contender, MTU, NatProcess, Stand, USER_MODE, USER_MODE_CURRENT, UserMode, own_version,
-        world,
+        Contender, LARGEST_MTU, MTU, NatProcess, Stand, USER_MODE, USER_MODE_CURRENT, UserMode,
+        own_version, world,
     },
     machine::Pinning,
     relay,
@@ -19,8 +19,6 @@ use crate::{
 const DEVICE: &str = "tap0";
 /// Command that runs inside. It does nothing: clients enter its namespace.
 const COMMAND: [&str; 2] = ["sleep", "infinity"];
-/// Largest MTU of `slipgate exec` and of the peers.
-const LARGEST_MTU: u32 = 65_520;
 
 /// Flags that take slipgate's quotas out of the way, as in the other benchmarks.
 const QUOTAS: [&str; 4] = [

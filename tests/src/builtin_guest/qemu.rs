@@ -28,10 +28,11 @@ pub enum Network {
     User,
     /// A TAP that is there, of this MTU; a queue pair per CPU.
     Tap(String, u32),
-    /// A process that listens at this socket, as passt does. One queue pair.
-    Socket(PathBuf),
-    /// A process that listens at this socket and takes the card's rings, by vhost-user. One queue pair.
-    VhostUser(PathBuf),
+    /// A process that listens at this socket, as passt does; of this MTU. One queue pair.
+    Socket(PathBuf, u32),
+    /// A process that listens at this socket and takes the card's rings, by vhost-user; of this MTU. One
+    /// queue pair.
+    VhostUser(PathBuf, u32),
 }
 
 /// A further device of the guest.
@@ -155,29 +156,31 @@ impl Qemu<'_> {
                     queues => (format!("{tap},queues={queues}"), *queues),
                 }
             }
-            Network::Socket(socket) => {
+            Network::Socket(socket, _) => {
                 let path = socket.display();
                 let stream = format!("stream,id=n,server=off,addr.type=unix,addr.path={path}");
                 (stream, 1)
             }
-            Network::VhostUser(_) => ("vhost-user,id=n,chardev=vmm".to_owned(), 1),
+            Network::VhostUser(..) => ("vhost-user,id=n,chardev=vmm".to_owned(), 1),
         };
         let mut card = "virtio-net-pci,netdev=n".to_owned();
         if queues > 1 {
             card = format!("{card},mq=on,vectors={}", 2 * u32::from(queues) + 2);
         }
-        if let Network::Tap(_, mtu) = self.network {
+        if let Network::Tap(_, mtu) | Network::Socket(_, mtu) | Network::VhostUser(_, mtu) =
+            self.network
+        {
             card = format!("{card},host_mtu={mtu}");
         }
         let mut more: Vec<String> = devices.iter().flat_map(Device::args).collect();
         let is_shared = |device: &Device| matches!(device, Device::VhostUserVsock(_));
-        if matches!(self.network, Network::VhostUser(_)) || devices.iter().any(is_shared) {
+        if matches!(self.network, Network::VhostUser(..)) || devices.iter().any(is_shared) {
             // The other process maps the guest's memory.
             let memory = format!("memory-backend-memfd,id=memory,size={memory_mib}M,share=on");
             let words = ["-object", &memory, "-machine", "memory-backend=memory"];
             more.extend(words.map(str::to_owned));
         }
-        if let Network::VhostUser(socket) = &self.network {
+        if let Network::VhostUser(socket, _) = &self.network {
             let socket = format!("socket,id=vmm,path={}", socket.display());
             more.extend(["-chardev".to_owned(), socket]);
         }

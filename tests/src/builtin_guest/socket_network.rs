@@ -35,6 +35,7 @@ pub struct SocketNetwork {
     process: Child,
     folder: tempfile::TempDir,
     passage: Passage,
+    mtu: u32,
 }
 
 impl SocketNetwork {
@@ -52,7 +53,7 @@ impl SocketNetwork {
         if passage == Passage::VhostUser {
             command.arg("--vhost-user");
         }
-        Self::start(namespace, command, passage, |command, socket| {
+        Self::start(namespace, command, (passage, mtu), |command, socket| {
             command.arg("--socket").arg(socket);
         })
     }
@@ -64,22 +65,31 @@ impl SocketNetwork {
     pub fn gvproxy(namespace: &NetNs, program: &Path, mtu: u32) -> Result<Self> {
         let mut command = Command::new(program);
         command.args(["-mtu", &mtu.to_string(), "-ssh-port", "-1"]);
-        Self::start(namespace, command, Passage::Stream, |command, socket| {
-            let address = format!("unix://{}", socket.display());
-            command.args(["-listen-qemu", &address]);
-        })
+        Self::start(
+            namespace,
+            command,
+            (Passage::Stream, mtu),
+            |command, socket| {
+                let address = format!("unix://{}", socket.display());
+                command.args(["-listen-qemu", &address]);
+            },
+        )
     }
 
-    /// Starts `slipgate attach --socket` in `namespace` by these further flags, and waits until it is
-    /// ready.
+    /// Starts `slipgate attach --socket`, or `--vhost-user`, in `namespace` with this MTU and these further
+    /// flags, and waits until it is ready.
     ///
     /// # Errors
     /// It can't be started, or ends before it is ready.
-    pub fn slipgate(namespace: &NetNs, flags: &[&str]) -> Result<Self> {
+    pub fn slipgate(namespace: &NetNs, mtu: u32, passage: Passage, flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir().tried("make a folder for slipgate's socket")?;
         let mut command = Command::new(binary()?);
         command
-            .args(["attach", "--name", "vm", "--socket"])
+            .args(["attach", "--name", "vm", "--mtu", &mtu.to_string()])
+            .arg(match passage {
+                Passage::Stream => "--socket",
+                Passage::VhostUser => "--vhost-user",
+            })
             .arg(folder.path().join("socket"))
             .args(flags)
             .stdin(Stdio::null())
@@ -89,7 +99,8 @@ impl SocketNetwork {
         let network = SocketNetwork {
             process,
             folder,
-            passage: Passage::Stream,
+            passage,
+            mtu,
         };
         let mut line = String::new();
         if let Some(stdout) = stdout {
@@ -106,7 +117,7 @@ impl SocketNetwork {
     fn start(
         namespace: &NetNs,
         mut command: Command,
-        passage: Passage,
+        (passage, mtu): (Passage, u32),
         listen_at: impl FnOnce(&mut Command, &Path),
     ) -> Result<Self> {
         let name = command.get_program().display().to_string();
@@ -124,6 +135,7 @@ impl SocketNetwork {
             process: namespace.spawn(command)?,
             folder,
             passage,
+            mtu,
         };
         let until = Instant::now() + START_TIMEOUT;
         while !socket.exists() {
@@ -144,8 +156,8 @@ impl SocketNetwork {
     pub fn network(&self) -> Network {
         let socket: PathBuf = self.folder.path().join("socket");
         match self.passage {
-            Passage::Stream => Network::Socket(socket),
-            Passage::VhostUser => Network::VhostUser(socket),
+            Passage::Stream => Network::Socket(socket, self.mtu),
+            Passage::VhostUser => Network::VhostUser(socket, self.mtu),
         }
     }
 }

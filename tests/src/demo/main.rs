@@ -3,7 +3,8 @@
 //!
 //! The guest is a microVM under `slipgate run`; `--guest linux`, or a machine without KVM, makes it
 //! one of network namespaces, served by `slipgate attach`. With `--mode userspace` the microVM is one of
-//! a user without privileges.
+//! a user without privileges: of one that root makes up, or, in a user and a network namespace of its own,
+//! of who runs this.
 
 mod flow_table;
 mod linux;
@@ -19,10 +20,6 @@ use self::progress::Progress;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    if let Err(why) = requirements::root_and_tun() {
-        eprintln!("slipgate-demo can't run here: {why}");
-        return ExitCode::FAILURE;
-    }
     let mut wants = Wants::default();
     for pair in words.chunks(2) {
         match pair {
@@ -33,15 +30,18 @@ fn main() -> ExitCode {
             _ => return usage(),
         }
     }
+    if wants.linux && wants.userspace {
+        return usage();
+    }
+    let can_run = match wants.userspace {
+        true => requirements::networks().and_then(|()| requirements::kvm()),
+        false => requirements::root_and_tun(),
+    };
+    if let Err(why) = can_run {
+        eprintln!("slipgate-demo can't run here: {why}");
+        return ExitCode::FAILURE;
+    }
     let run = match (wants, requirements::kvm()) {
-        (
-            Wants {
-                linux: true,
-                userspace: true,
-                ..
-            },
-            _,
-        ) => return usage(),
         (Wants { linux: true, .. }, _) => linux::run,
         (
             Wants {

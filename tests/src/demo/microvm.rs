@@ -139,7 +139,7 @@ fn run(by: By, progress: &mut Progress) -> Result<()> {
             // As most distributions have it.
             world
                 .host
-                .sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
+                .sysctl("net.ipv4.ping_group_range", &user.ping_groups())?;
             (MicroVm::start_by(&world.host, user, &flags)?, None)
         }
     };

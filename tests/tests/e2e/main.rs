@@ -78,11 +78,13 @@ mod time_wait;
 mod traps;
 mod two_hosts;
 mod unprivileged;
+mod unprivileged_demo;
 mod unprivileged_forwards;
 mod unprivileged_run;
 mod uplinks;
 mod vhost_user;
 mod vm_uplinks;
+mod ways_in;
 mod workers;
 
 use std::{

@@ -24,6 +24,7 @@ use crate::{
     unprivileged::{Attached, Place},
 };
 
+const MTU: u32 = 1500;
 const STREAMS: u16 = 7000;
 const CLOSE: u16 = 7001;
 const ECHO: u16 = 7002;
@@ -46,7 +47,7 @@ fn qemu<'a>(place: &'a Place, socket: &Path, line: &'a str) -> Qemu<'a> {
             ..Boot::new(&place.world.host, line)
         },
         accelerator: Accelerator::Kvm,
-        network: Network::VhostUser(socket.to_owned()),
+        network: Network::VhostUser(socket.to_owned(), MTU),
     }
 }
 

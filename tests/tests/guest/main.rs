@@ -124,9 +124,10 @@ fn under_qemu_with_passt() {
     stand.boot(Accelerator::Kvm, passt.network(), &to_the_world());
 }
 
-/// slipgate in user mode, by its socket, with a policy by name; MTUs of Ethernet and of passt.
+/// slipgate in user mode, by its socket and by the card's rings, with a policy by name; MTUs of Ethernet
+/// and of passt.
 #[test]
-fn under_qemu_with_slipgate_by_its_socket() {
+fn under_qemu_with_slipgate_by_its_sockets() {
     require_root_and_tun!();
     require_kvm!();
     if let Err(why) = Machine::is_possible() {
@@ -137,12 +138,17 @@ fn under_qemu_with_slipgate_by_its_socket() {
     let zone = Zone::from([(name.into(), Answer::a(SERVER, 300))]);
     let _dns = DnsServer::start(&stand.world.net, (SERVER, 53), zone).unwrap();
     let resolver = SERVER.to_string();
-    for mtu in ["1500", "65520"] {
-        let rules = ["--default", "deny", "--allow", "*.example.test:7000-7002"];
-        let flags = [&rules[..], &["--dns", &resolver, "--mtu", mtu]].concat();
-        let slipgate = SocketNetwork::slipgate(&stand.world.host, &flags).unwrap();
-        let line = format!("ping 10.0.2.2 2; {}", to(name));
-        stand.boot(Accelerator::Kvm, slipgate.network(), &line);
+    for passage in [Passage::Stream, Passage::VhostUser] {
+        for mtu in [MTU, 65_520] {
+            let rules = ["--default", "deny", "--allow", "*.example.test:7000-7002"];
+            let flags = [&rules[..], &["--dns", &resolver]].concat();
+            let host = &stand.world.host;
+            let slipgate = SocketNetwork::slipgate(host, mtu, passage, &flags).unwrap();
+            let line = format!("ping 10.0.2.2 2; {}", to(name));
+            let output = stand.boot(Accelerator::Kvm, slipgate.network(), &line);
+            let lease = output.results("lease");
+            assert_eq!(lease[0]["mtu"], mtu, "{passage:?}: {output}");
+        }
     }
 }
 

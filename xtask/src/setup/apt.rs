@@ -22,17 +22,15 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
     // apt has a lock of its own, and fails where it is held.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    say(format!(
-        "installing Debian packages: {}",
-        packages.join(" ")
-    ));
+    let names = packages.join(" ");
+    apt_get().with_context(|| format!("Debian packages are missing: {names}"))?;
+    say(format!("installing Debian packages: {names}"));
     // Lists that are missing or older than what the mirror still has are refreshed, once.
     if packages.iter().all(|package| is_known(package)) && install_known(packages).is_ok() {
         return Ok(());
     }
     update()?;
-    install_known(packages)
-        .with_context(|| format!("could not install the packages {}", packages.join(" ")))
+    install_known(packages).with_context(|| format!("could not install the packages {names}"))
 }
 
 /// Updates the package lists, which may be older than what the mirror still has.

@@ -36,12 +36,25 @@ const OF_BENCHMARKS: [Tool; 3] = [
     ("socat", "socat"),
 ];
 
+/// Programs that the demo of user mode calls: with these no package is installed, and nobody needs to be
+/// root.
+const OF_USER_MODE: [Tool; 3] = [
+    ("ip", "iproute2"),
+    ("setpriv", "util-linux"),
+    ("unshare", "util-linux"),
+];
+
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TOOLS.iter().map(|(program, _)| *program)
 }
 
 pub(super) fn find_or_install() -> Result<()> {
     of(&TOOLS)
+}
+
+/// Finds or installs what the demo of user mode calls.
+pub(super) fn find_or_install_of_user_mode() -> Result<()> {
+    of(&OF_USER_MODE)
 }
 
 /// Finds or installs what only the benchmarks call, one by one, so that one that is missing does not
@@ -59,7 +72,7 @@ fn of(tools: &[Tool]) -> Result<()> {
     let missing = install(tools)?;
     if !missing.is_empty() {
         bail!(
-            "the tests and benchmarks call programs that are not here: {}. Install them.",
+            "programs that are called are not here: {}. Install them.",
             missing.join(", ")
         );
     }
