@@ -86,6 +86,18 @@ fn a_host_that_forwards_forwards_nothing_of_a_guest_by_itself(cell: Cell) {
     assert!(!forwards("tap0"));
     assert!(!forwards(slipgate.engine_port()));
     assert!(pings(&guest, cell.server(), WAIT));
+    // Somebody turns it on for all devices.
+    let turned_on: &[_] = match cell.is_ipv6() {
+        false => &[("net.ipv4.ip_forward", "0"), ("net.ipv4.ip_forward", "1")],
+        true => &[("net.ipv6.conf.all.disable_ipv6", "0")],
+    };
+    for (key, value) in turned_on {
+        world.host.sysctl(key, value).unwrap();
+    }
+    eventually("it is off again", || {
+        let devices = ["tap0", slipgate.engine_port()];
+        (!devices.into_iter().any(forwards)).then_some(())
+    });
 }
 
 /// Whether the kernel forwards what comes by a device.
