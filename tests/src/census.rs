@@ -1,18 +1,30 @@
 //! Count of the frames that the guest sends, by kinds that matter to the engine. It counts at the
 //! guest's own link and so does not depend on slipgate's figures.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    net::{Ipv6Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use crate::{
+    addresses_ipv6::GATEWAY6,
     error::Result,
     frame::{Packet, tcp_flags},
     guest::Guest,
     pump::{Direction, Fate},
     tap::VnetHdr,
 };
+
+/// Next header of hop-by-hop options, which messages about listeners have.
+const HOP_BY_HOP: u8 = 0;
+const ICMPV6: u8 = 58;
+/// The first of ICMPv6's types that are valid on the link only, a query of listeners (RFC 2710), and the
+/// one of a neighbour solicitation.
+const FIRST_OF_LINK: u8 = 130;
+const SOLICITATION: u8 = 135;
 
 /// Frames that the guest sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,12 +35,10 @@ pub struct Sent {
     pub dns: u64,
     /// DHCP messages to port 67.
     pub dhcp: u64,
-    /// ARP requests for the gateway, which the kernel answers.
+    /// ARP requests and neighbour solicitations for the gateway, which the kernel answers.
     pub arp_gateway: u64,
-    /// ARP packets of other kinds.
+    /// ARP packets of other kinds, and IPv6's other messages to neighbours, routers and listeners.
     pub arp: u64,
-    /// IPv6 packets of any kind.
-    pub ipv6: u64,
     /// All other frames: data.
     pub data: u64,
 }
@@ -48,7 +58,6 @@ struct Counters {
     dhcp: AtomicU64,
     arp_gateway: AtomicU64,
     arp: AtomicU64,
-    ipv6: AtomicU64,
     data: AtomicU64,
 }
 
@@ -86,7 +95,6 @@ impl Census {
             dhcp,
             arp_gateway,
             arp,
-            ipv6,
             data,
         } = &*self.0;
         Ok(Sent {
@@ -95,7 +103,6 @@ impl Census {
             dhcp: dhcp.load(Relaxed),
             arp_gateway: arp_gateway.load(Relaxed),
             arp: arp.load(Relaxed),
-            ipv6: ipv6.load(Relaxed),
             data: data.load(Relaxed),
         })
     }
@@ -103,10 +110,7 @@ impl Census {
 
 impl Counters {
     fn kind(&self, frame: &[u8], gateway: [u8; 4]) -> &AtomicU64 {
-        if frame.get(12..14) == Some(&[0x86, 0xdd]) {
-            return &self.ipv6;
-        }
-        let Some(packet) = Packet::parse_ethernet(frame) else {
+        let Some(packet) = Packet::of_ethernet(frame) else {
             // RFC 826: a request, and the target's address.
             let asks = frame.get(20..22) == Some(&[0, 1]);
             return match asks && frame.get(38..42) == Some(&gateway) {
@@ -116,10 +120,20 @@ impl Counters {
         };
         let handshake = tcp_flags::SYN | tcp_flags::ACK;
         match (packet.protocol, packet.destination.port()) {
+            (ICMPV6, _) => match packet.icmp() {
+                Some((SOLICITATION, _)) if asks_for(&packet, GATEWAY6) => &self.arp_gateway,
+                Some((FIRST_OF_LINK.., _)) => &self.arp,
+                _ => &self.data,
+            },
+            (HOP_BY_HOP, _) => &self.arp,
             (_, 53) => &self.dns,
             (17, 67) => &self.dhcp,
             (6, _) if packet.tcp_flags().unwrap_or(0) & handshake == tcp_flags::SYN => &self.syn,
             _ => &self.data,
         }
     }
+}
+
+fn asks_for(solicitation: &Packet<'_, SocketAddr>, target: Ipv6Addr) -> bool {
+    solicitation.transport().get(8..24) == Some(&target.octets())
 }

@@ -177,8 +177,9 @@ impl Attached {
         (self.vms[at].tap_ifindex == Some(ifindex)).then_some(at)
     }
 
-    /// Disables forwarding where it was turned on, on the TAPs, the port and the pacing device, so that the host routes
-    /// none of their packets: `sysctl net.ipv4.ip_forward=1` enables it on every device.
+    /// Disables forwarding and IPv6 where they were turned on, on the TAPs, the port and the pacing device, so
+    /// that the host routes none of their packets and sends none of its own: `sysctl net.ipv4.ip_forward=1`
+    /// and `net.ipv6.conf.all.disable_ipv6=0` change every device.
     pub(crate) fn keep_unrouted(&self, changes: &Changes) {
         let links = &self.watch.network().links;
         let is_port = |ifindex| self.workers.iter().any(|it| it.port.ifindex == ifindex);
@@ -187,10 +188,13 @@ impl Attached {
         };
         let routed: Vec<IfIndex> = match changes.missed {
             true => links.values().map(|link| link.ifindex).collect(),
-            false => changes.forwarding.iter().copied().collect(),
+            false => changes.forwarding.union(&changes.ipv6).copied().collect(),
         };
         for ifindex in routed.into_iter().filter(is_ours) {
-            let kept = Device::with_index(ifindex).and_then(|device| device.set_forwarding(false));
+            let kept = Device::with_index(ifindex).and_then(|device| {
+                device.set_forwarding(false)?;
+                device.disable_ipv6()
+            });
             if let Err(e) = kept {
                 // One that is gone: a notice is on its way.
                 tracing::debug!("{e}");

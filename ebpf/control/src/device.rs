@@ -162,7 +162,10 @@ impl Device {
 
     /// Disables IPv6 on the device, if the kernel has it, so that the host sends no IPv6 packets
     /// there.
-    pub(crate) fn disable_ipv6(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// The device is gone, or the kernel refuses it.
+    pub fn disable_ipv6(&self) -> Result<()> {
         if !self.has_ipv6() {
             return Ok(());
         }

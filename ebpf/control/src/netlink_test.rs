@@ -640,6 +640,11 @@ fn changes_name_the_links() {
                 .forwarding
                 .is_superset(&[t0, up0].into())
         );
+        // So is IPv6.
+        run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
+        watch.update().unwrap();
+        run("sysctl -qw net.ipv6.conf.all.disable_ipv6=0");
+        assert!(watch.update().unwrap().ipv6.contains(&up0));
         // Another address is no link's change.
         run("ip addr add 192.0.2.77/24 dev up0");
         let changes = watch.update().unwrap();

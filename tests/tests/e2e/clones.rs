@@ -3,27 +3,33 @@
 use std::collections::HashSet;
 
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World,
+    PinDir, Slipgate, World,
     clients::tcp,
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     streams::Receipt,
-    world::{SERVER, UPLINK},
+    world::UPLINK,
 };
 
-use crate::WAIT;
+use crate::{
+    Cell, WAIT,
+    matrix::{at, matrix},
+};
+
+matrix! {
+    three_clones_talk_to_one_server_at_once_and_are_told_apart: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own";
+}
 
 const TAPS: [&str; 3] = ["tap0", "tap1", "tap2"];
 const BYTES: u64 = 16 << 20;
 
-#[test]
-fn three_clones_talk_to_one_server_at_once_and_are_told_apart() {
-    require_root_and_tun!();
+fn three_clones_talk_to_one_server_at_once_and_are_told_apart(cell: Cell) {
     let world = World::new().unwrap();
-    let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Streams).unwrap();
-    let guests = TAPS.map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
-    let pins = PinDir::new().unwrap();
     let mut args = vec!["--uplink", UPLINK];
+    args.extend(cell.give(&world));
+    let server = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Streams).unwrap();
+    let guests = TAPS.map(|tap| cell.guest_at(&world, tap));
+    let pins = PinDir::new().unwrap();
     args.extend(TAPS.iter().flat_map(|tap| ["--tap", *tap]));
     let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
     for guest in &guests {
@@ -56,10 +62,8 @@ fn three_clones_talk_to_one_server_at_once_and_are_told_apart() {
     let flows = slipgate.flows().unwrap();
     let vms: HashSet<&str> = flows.iter().map(|flow| flow.vm.as_str()).collect();
     assert_eq!(vms, HashSet::from(TAPS), "{flows:?}");
-    assert!(
-        flows.iter().all(|flow| flow.guest == "10.0.2.15:40000"),
-        "{flows:?}"
-    );
+    let guest = at(cell.guest(), 40_000).to_string();
+    assert!(flows.iter().all(|flow| flow.guest == guest), "{flows:?}");
     let nats: HashSet<&str> = flows.iter().map(|flow| flow.nat.as_str()).collect();
     assert_eq!((flows.len(), nats.len()), (3, 3), "{flows:?}");
     assert!(flows.iter().all(|flow| flow.rx_bytes > BYTES), "{flows:?}");

@@ -9,15 +9,42 @@ use serde_json::Value;
 use slipgate_testbed::{
     Guest, PinDir, Slipgate, World,
     clients::{
-        icmp, tcp,
+        tcp,
         tcp::{ConnectOutcome, EchoSession},
     },
-    flow_log, require_root_and_tun,
+    flow_log,
     servers::{TcpServer, TcpService},
-    world::{SERVER, SERVER_2, UPLINK},
+    world::UPLINK,
 };
 
-use crate::{BRIEFLY, Cell, WAIT, eventually, matrix::cells};
+use crate::{
+    BRIEFLY, Cell, WAIT, eventually,
+    matrix::{cells, matrix, pings},
+};
+
+matrix! {
+    vms_come_and_go_while_others_talk: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_vm_waits_for_its_tap: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_vm_is_changed_while_it_is_served: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    labels_are_in_records_and_in_flows_and_where_told_in_metrics: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_vms_other_policy_holds_when_the_command_ends: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_policy_that_is_put_cuts_what_it_refuses_and_outlives_the_daemon: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_daemons_vms_outlive_it: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_daemon_that_is_told_to_stop_leaves_nothing_unless_it_is_to_be_kept: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    vms_come_and_go_while_there_is_no_engine: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    what_can_not_be_served_is_refused_with_the_reason: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+}
 
 /// A daemon and an echo server; fields go in order.
 pub(crate) struct Stand {
@@ -84,8 +111,13 @@ impl Stand {
     }
 
     fn reaches(&self, guest: &Guest) -> bool {
-        let pinged = guest.run(|| icmp::ping(SERVER, 1, 56, BRIEFLY)).unwrap();
-        pinged.replies.len() == 1
+        pings(guest, self.cell.server(), BRIEFLY)
+    }
+
+    /// A second server that echoes.
+    fn second_echo(&self) -> TcpServer<IpAddr> {
+        let address = (self.cell.server_2(), 7000);
+        TcpServer::start(&self.world.net, address, TcpService::Echo).unwrap()
     }
 
     /// Ends of flows in the flow log, by VM.
@@ -106,10 +138,8 @@ impl Stand {
     }
 }
 
-#[test]
-fn vms_come_and_go_while_others_talk() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn vms_come_and_go_while_others_talk(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     assert!(stand.daemon.ready_line().contains("no VM yet"));
     let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     // Nothing passes before the VM is known.
@@ -158,10 +188,8 @@ fn vms_come_and_go_while_others_talk() {
     stand.connect(&second);
 }
 
-#[test]
-fn a_vm_waits_for_its_tap() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_vm_waits_for_its_tap(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     assert_eq!(
         stand.vm(&["add", "a", "--tap", "tap0"]),
         "a added: waiting on tap0\n"
@@ -178,10 +206,8 @@ fn a_vm_waits_for_its_tap() {
     });
 }
 
-#[test]
-fn a_vm_is_changed_while_it_is_served() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_vm_is_changed_while_it_is_served(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     stand.vm(&["add", "a", "--tap", "tap0", "--label", "tenant=x"]);
     let mut stream = stand.connect(&guest);
@@ -208,11 +234,9 @@ fn a_vm_is_changed_while_it_is_served() {
     stand.goes_on(&guest, &mut stream);
 }
 
-#[test]
-fn labels_are_in_records_and_in_flows_and_where_told_in_metrics() {
-    require_root_and_tun!();
+fn labels_are_in_records_and_in_flows_and_where_told_in_metrics(cell: Cell) {
     let metrics = ["--metrics", "127.0.0.1:9600", "--metrics-label", "tenant"];
-    let stand = Stand::new(&metrics);
+    let stand = Stand::of(cell, &metrics);
     let guest = stand.guest("tap0");
     let labels = ["--label", "tenant=x", "--label", "example.com/run=7"];
     stand.vm(&[&["add", "a", "--tap", "tap0"][..], &labels].concat());
@@ -251,16 +275,17 @@ fn labels_are_in_records_and_in_flows_and_where_told_in_metrics() {
     }
 }
 
-#[test]
-fn a_vms_other_policy_holds_when_the_command_ends() {
-    require_root_and_tun!();
+fn a_vms_other_policy_holds_when_the_command_ends(cell: Cell) {
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("policy.toml");
-    let text = "default = \"allow\"\n[policy.closed]\ndefault = \"deny\"\n\
-                [[policy.closed.rules]]\nallow = \"203.0.113.20\"\n";
+    let text = format!(
+        "default = \"allow\"\n[policy.closed]\ndefault = \"deny\"\n\
+         [[policy.closed.rules]]\nallow = \"{}\"\n",
+        cell.server_2()
+    );
     fs::write(&file, text).unwrap();
-    let stand = Stand::new(&["--policy", &file.display().to_string()]);
-    let second = TcpServer::start(&stand.world.net, (SERVER_2, 7000), TcpService::Echo).unwrap();
+    let stand = Stand::of(cell, &["--policy", &file.display().to_string()]);
+    let second = stand.second_echo();
     let [guest, other] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     stand.vm(&["add", "a", "--tap", "tap0"]);
     stand.vm(&["add", "b", "--tap", "tap1"]);
@@ -294,11 +319,9 @@ fn a_vms_other_policy_holds_when_the_command_ends() {
     );
 }
 
-#[test]
-fn a_policy_that_is_put_cuts_what_it_refuses_and_outlives_the_daemon() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
-    let second = TcpServer::start(&stand.world.net, (SERVER_2, 7000), TcpService::Echo).unwrap();
+fn a_policy_that_is_put_cuts_what_it_refuses_and_outlives_the_daemon(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
+    let second = stand.second_echo();
     let [guest, other] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     let put = |stand: &Stand, text: &str| {
         let file = stand.scratch.path().join("closed.toml");
@@ -313,8 +336,9 @@ fn a_policy_that_is_put_cuts_what_it_refuses_and_outlives_the_daemon() {
     let mut stream = stand.connect(&guest);
     let mut kept = guest.run(|| tcp::connect(second.address(), WAIT)).unwrap();
     let mut others = stand.connect(&other);
-    let closed = "default = \"deny\"\nrules = [{ allow = \"203.0.113.20\" }]\n";
-    let said = put(&stand, closed).unwrap().stdout;
+    let allowed = cell.server_2();
+    let closed = format!("default = \"deny\"\nrules = [{{ allow = \"{allowed}\" }}]\n");
+    let said = put(&stand, &closed).unwrap().stdout;
     let said = String::from_utf8(said).unwrap();
     assert_eq!(
         said, "closed is in force, generation 2: 1 flow cut, 1 go on\n",
@@ -347,10 +371,8 @@ fn a_policy_that_is_put_cuts_what_it_refuses_and_outlives_the_daemon() {
     stand.connect(&other);
 }
 
-#[test]
-fn a_daemons_vms_outlive_it() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn a_daemons_vms_outlive_it(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     stand.vm(&["add", "a", "--tap", "tap0", "--mac", "52:54:00:12:34:56"]);
     stand.vm(&["add", "b", "--tap", "tap1"]);
@@ -371,10 +393,8 @@ fn a_daemons_vms_outlive_it() {
     stand.connect(&guest);
 }
 
-#[test]
-fn a_daemon_that_is_told_to_stop_leaves_nothing_unless_it_is_to_be_kept() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn a_daemon_that_is_told_to_stop_leaves_nothing_unless_it_is_to_be_kept(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     stand.vm(&["add", "a", "--tap", "tap0"]);
     let mut stream = stand.connect(&guest);
@@ -393,10 +413,8 @@ fn a_daemon_that_is_told_to_stop_leaves_nothing_unless_it_is_to_be_kept() {
     assert!(error.contains("no daemon serves"), "{error}");
 }
 
-#[test]
-fn vms_come_and_go_while_there_is_no_engine() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn vms_come_and_go_while_there_is_no_engine(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     stand.vm(&["add", "a", "--tap", "tap0"]);
     let mut stream = stand.connect(&first);
@@ -413,10 +431,8 @@ fn vms_come_and_go_while_there_is_no_engine() {
     }
 }
 
-#[test]
-fn what_can_not_be_served_is_refused_with_the_reason() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn what_can_not_be_served_is_refused_with_the_reason(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     stand.vm(&["add", "a", "--tap", "tap0"]);
     for (args, part) in [
         (&["add", "b", "--tap", "tap0"][..], "it is the TAP of a"),

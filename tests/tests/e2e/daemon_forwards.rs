@@ -1,6 +1,6 @@
 //! Forwards of a daemon's VMs, which come and go with the VMs' definitions.
 
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::{IpAddr, TcpStream};
 
 use slipgate_testbed::{
     Guest, NetNs,
@@ -8,29 +8,74 @@ use slipgate_testbed::{
         tcp::{self, ConnectOutcome, EchoSession},
         udp::{self, UdpOutcome},
     },
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::HOST,
 };
 
 use crate::{
-    BRIEFLY, GUEST, WAIT, at,
+    BRIEFLY, Cell, WAIT,
     daemon::Stand,
+    matrix::{at, matrix, pings},
     shortages::{limit_descriptors, lock_of, next_descriptor},
 };
 
-const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
+matrix! {
+    forwards_come_and_go_with_their_vms: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+    a_port_that_leads_elsewhere_takes_its_clients_along: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+    connections_by_a_forward_that_goes_are_kept_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+    a_daemon_starts_without_a_port_that_was_taken_meanwhile: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+    a_change_is_made_as_a_whole_or_not_at_all: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+    a_daemon_without_descriptors_refuses_forwards_and_lives: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+    forwards_that_can_not_be_are_refused_with_the_reason: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+}
 
-fn echo(guest: &Guest) -> TcpServer {
-    TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap()
+impl Stand {
+    fn echo_in(&self, guest: &Guest) -> TcpServer<IpAddr> {
+        TcpServer::start(&guest.ns, (self.cell.guest(), 80), TcpService::Echo).unwrap()
+    }
+
+    /// Adds the VM `name` with a forward to port 80 of its guest, which shows its address: forwards lead
+    /// there.
+    fn add(&self, name: &str, guest: &Guest, forward: &str) {
+        self.vm(&["add", name, "--tap", guest.tap(), "--forward", forward]);
+        assert!(pings(guest, self.cell.gateway(), WAIT));
+    }
+
+    /// From where clients connect to the host's ports, and at which address.
+    fn ways(&self) -> [(&NetNs, IpAddr); 2] {
+        let world = (&self.world.net, self.cell.host());
+        [world, (&self.world.host, self.cell.loopback())]
+    }
+
+    /// A connection from the world to a port of the host.
+    fn session(&self, port: u16) -> TcpStream {
+        session(self.ways()[0], port)
+    }
+
+    /// Whether the world connects to nobody at a port of the host.
+    fn leads_nowhere(&self, port: u16) -> bool {
+        leads_nowhere(self.ways()[0], port)
+    }
+
+    /// Somebody else who listens at a port of the host.
+    fn take(&self, port: u16) -> TcpServer<IpAddr> {
+        let address = (self.cell.host(), port);
+        TcpServer::start(&self.world.host, address, TcpService::Echo).unwrap()
+    }
 }
 
 /// A connection to a port of the host that echoes.
-fn session(from: &NetNs, address: Ipv4Addr, port: u16) -> TcpStream {
+fn session((from, address): (&NetNs, IpAddr), port: u16) -> TcpStream {
     let mut stream = from
         .run(|| tcp::connect(at(address, port), WAIT))
-        .unwrap_or_else(|e| panic!("{address}:{port}: {e}"));
-    assert!(goes_on(&mut stream), "{address}:{port}");
+        .unwrap_or_else(|e| panic!("{address}, port {port}: {e}"));
+    assert!(goes_on(&mut stream), "{address}, port {port}");
     stream
 }
 
@@ -38,42 +83,33 @@ fn goes_on(stream: &mut TcpStream) -> bool {
     EchoSession::new(stream).round(1_000).is_ok()
 }
 
-fn leads_nowhere(from: &NetNs, address: Ipv4Addr, port: u16) -> bool {
+fn leads_nowhere((from, address): (&NetNs, IpAddr), port: u16) -> bool {
     let outcome = from.run(|| tcp::connect_outcome(at(address, port), BRIEFLY));
     !matches!(outcome.unwrap(), ConnectOutcome::Connected(_))
 }
 
-#[test]
-fn forwards_come_and_go_with_their_vms() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn forwards_come_and_go_with_their_vms(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
-    let _servers = [echo(&first), echo(&second)];
+    let _servers = [&first, &second].map(|guest| stand.echo_in(guest));
     let forward = ["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"];
     assert_eq!(stand.vm(&forward), "a added: served on tap0\n");
     let mut outbound = stand.connect(&first);
-    let mut from_world = session(&stand.world.net, HOST, 8080);
-    let mut from_host = session(&stand.world.host, LOOPBACK, 8080);
+    let [mut from_world, mut from_host] = stand.ways().map(|way| session(way, 8080));
     let flows = stand.daemon.flows().unwrap();
     let shown = flows.iter().filter(|flow| flow.rule == "forward of its VM");
     assert_eq!(shown.count(), 2, "{flows:?}");
 
     // The same again changes nothing, and neither does a port that is taken.
     assert_eq!(stand.vm(&forward), "a as it was: served on tap0\n");
-    let error = stand.vm_error(&[
-        "add",
-        "b",
-        "--tap",
-        "tap1",
-        "--forward",
-        "tcp:127.0.0.1:8080:80",
-    ]);
+    let same = format!("tcp:{}:80", cell.destination(cell.loopback(), "8080"));
+    let error = stand.vm_error(&["add", "b", "--tap", "tap1", "--forward", &same]);
     assert!(
         error.contains("port 8080") && error.contains("leads to a"),
         "{error}"
     );
     assert_eq!(stand.vms().len(), 1);
-    let taken = TcpServer::start(&stand.world.host, (HOST, 8088), TcpService::Echo).unwrap();
+    let taken = stand.take(8088);
     let set = [
         "set",
         "a",
@@ -92,7 +128,7 @@ fn forwards_come_and_go_with_their_vms() {
         stand.vms()[0]["forwards"],
         serde_json::json!(["tcp:8080:80"])
     );
-    assert!(leads_nowhere(&stand.world.net, HOST, 8081));
+    assert!(stand.leads_nowhere(8081));
     assert!(goes_on(&mut from_world) && goes_on(&mut from_host));
 
     // Another port, below 1024: connections by the one before have ended, those of the guest's go
@@ -101,49 +137,48 @@ fn forwards_come_and_go_with_their_vms() {
     assert!(!goes_on(&mut from_world) && !goes_on(&mut from_host));
     let ended = stand.ends().into_iter().filter(|end| end.1 == "policy");
     assert_eq!(ended.count(), 2, "{:?}", stand.ends());
-    for (from, address) in [(&stand.world.net, HOST), (&stand.world.host, LOOPBACK)] {
-        assert!(leads_nowhere(from, address, 8080));
-        session(from, address, 81);
+    for way in stand.ways() {
+        assert!(leads_nowhere(way, 8080));
+        session(way, 81);
     }
     stand.goes_on(&first, &mut outbound);
 
     // The port is free for another VM.
-    stand.vm(&["add", "b", "--tap", "tap1", "--forward", "tcp:8080:80"]);
-    let mut others = session(&stand.world.net, HOST, 8080);
+    stand.add("b", &second, "tcp:8080:80");
+    let mut others = stand.session(8080);
 
     // Forwards are there with another engine, and with another daemon.
     stand.daemon.kill_engine().unwrap();
-    session(&stand.world.net, HOST, 81);
+    stand.session(81);
     stand.daemon.kill_both().unwrap();
     stand.daemon = stand.daemon.again().unwrap();
     assert!(goes_on(&mut others));
-    for (from, address) in [(&stand.world.net, HOST), (&stand.world.host, LOOPBACK)] {
-        session(from, address, 81);
-        session(from, address, 8080);
+    for way in stand.ways() {
+        session(way, 81);
+        session(way, 8080);
     }
 
     // They go with the VM.
-    let mut third = session(&stand.world.host, LOOPBACK, 81);
+    let mut third = session(stand.ways()[1], 81);
     stand.vm(&["rm", "a"]);
     assert!(!goes_on(&mut third));
-    assert!(leads_nowhere(&stand.world.net, HOST, 81));
-    TcpServer::start(&stand.world.host, (HOST, 81), TcpService::Echo).unwrap();
+    assert!(stand.leads_nowhere(81));
+    stand.take(81);
     assert!(goes_on(&mut others));
     stand.vm(&["set", "b", "--no-forward"]);
-    assert!(leads_nowhere(&stand.world.net, HOST, 8080));
+    assert!(stand.leads_nowhere(8080));
 }
 
-#[test]
-fn a_port_that_leads_elsewhere_takes_its_clients_along() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_port_that_leads_elsewhere_takes_its_clients_along(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     let greet = |port: u16, text: &[u8]| {
-        TcpServer::start(&guest.ns, (GUEST, port), TcpService::Greet(text.to_vec())).unwrap()
+        let service = TcpService::Greet(text.to_vec());
+        TcpServer::start(&guest.ns, (cell.guest(), port), service).unwrap()
     };
     let _servers = [greet(80, b"first"), greet(81, b"second")];
-    let _datagrams = UdpServer::start(&guest.ns, (GUEST, 53), UdpService::Echo).unwrap();
-    stand.vm(&["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"]);
+    let _datagrams = UdpServer::start(&guest.ns, (cell.guest(), 53), UdpService::Echo).unwrap();
+    stand.add("a", &guest, "tcp:8080:80");
     let greeting = |from: &NetNs, address| {
         use std::io::Read as _;
         let mut said = String::new();
@@ -151,8 +186,7 @@ fn a_port_that_leads_elsewhere_takes_its_clients_along() {
         stream.read_to_string(&mut said).unwrap();
         said
     };
-    let ways: [(&NetNs, Ipv4Addr); 2] = [(&stand.world.net, HOST), (&stand.world.host, LOOPBACK)];
-    for (from, address) in ways {
+    for (from, address) in stand.ways() {
         assert_eq!(greeting(from, address), "first");
     }
     stand.vm(&[
@@ -163,7 +197,7 @@ fn a_port_that_leads_elsewhere_takes_its_clients_along() {
         "--forward",
         "udp:5300:53",
     ]);
-    for (from, address) in ways {
+    for (from, address) in stand.ways() {
         assert_eq!(greeting(from, address), "second");
         let sent = from
             .run(|| udp::probe(at(address, 5300), b"x", WAIT))
@@ -175,35 +209,29 @@ fn a_port_that_leads_elsewhere_takes_its_clients_along() {
     }
 }
 
-#[test]
-fn connections_by_a_forward_that_goes_are_kept_where_the_policy_says_so() {
-    require_root_and_tun!();
+fn connections_by_a_forward_that_goes_are_kept_where_the_policy_says_so(cell: Cell) {
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("policy.toml");
     std::fs::write(&file, "default = \"allow\"\non_reload = \"keep\"\n").unwrap();
-    let stand = Stand::new(&["--policy", &file.display().to_string()]);
+    let stand = Stand::of(cell, &["--policy", &file.display().to_string()]);
     let guest = stand.guest("tap0");
-    let _server = echo(&guest);
-    stand.vm(&["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"]);
-    let mut from_world = session(&stand.world.net, HOST, 8080);
-    let mut from_host = session(&stand.world.host, LOOPBACK, 8080);
+    let _server = stand.echo_in(&guest);
+    stand.add("a", &guest, "tcp:8080:80");
+    let [mut from_world, mut from_host] = stand.ways().map(|way| session(way, 8080));
     stand.vm(&["set", "a", "--no-forward"]);
     assert!(goes_on(&mut from_world) && goes_on(&mut from_host));
-    assert!(leads_nowhere(&stand.world.net, HOST, 8080));
-    assert!(leads_nowhere(&stand.world.host, LOOPBACK, 8080));
+    assert!(stand.leads_nowhere(8080));
+    assert!(leads_nowhere(stand.ways()[1], 8080));
 }
 
 /// One whose port somebody took while there was no daemon is served, and takes it when it is free.
-#[test]
-fn a_daemon_starts_without_a_port_that_was_taken_meanwhile() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn a_daemon_starts_without_a_port_that_was_taken_meanwhile(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
-    let _server = echo(&guest);
-    let add = ["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"];
-    stand.vm(&add);
+    let _server = stand.echo_in(&guest);
+    stand.add("a", &guest, "tcp:8080:80");
     assert!(stand.daemon.stop().unwrap().success());
-    let taken = TcpServer::start(&stand.world.host, (HOST, 8080), TcpService::Echo).unwrap();
+    let taken = stand.take(8080);
     stand.daemon = stand.daemon.again().unwrap();
     let said = stand.daemon.stderr();
     assert!(said.contains("a is served without a forward"), "{said}");
@@ -211,7 +239,8 @@ fn a_daemon_starts_without_a_port_that_was_taken_meanwhile() {
     assert_eq!(vm["forwards"], serde_json::json!(["tcp:8080:80"]));
     assert_eq!(vm["unserved_forwards"], vm["forwards"]);
     stand.connect(&guest);
-    let error = stand.vm_error(&add);
+    let again = ["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"];
+    let error = stand.vm_error(&again);
     assert!(error.contains("taken by"), "{error}");
     // A change of policy does not make it another VM's.
     let policy = scratch_policy(&stand, "open", "default = \"allow\"\n");
@@ -231,7 +260,7 @@ fn a_daemon_starts_without_a_port_that_was_taken_meanwhile() {
         "a changed: served on tap0\n"
     );
     assert!(stand.vms()[0].get("unserved_forwards").is_none());
-    session(&stand.world.net, HOST, 8080);
+    stand.session(8080);
 }
 
 fn scratch_policy(stand: &Stand, name: &str, text: &str) -> String {
@@ -241,12 +270,10 @@ fn scratch_policy(stand: &Stand, name: &str, text: &str) -> String {
 }
 
 /// A change that can't be made now leaves everything as it was; one that needs no lock is made.
-#[test]
-fn a_change_is_made_as_a_whole_or_not_at_all() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_change_is_made_as_a_whole_or_not_at_all(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let [guest, other] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
-    let _servers = [echo(&guest), echo(&other)];
+    let _servers = [&guest, &other].map(|guest| stand.echo_in(guest));
     stand.vm(&["add", "a", "--tap", "tap0"]);
     let mut stream = stand.connect(&guest);
     let lock = std::fs::File::options()
@@ -258,7 +285,7 @@ fn a_change_is_made_as_a_whole_or_not_at_all() {
         stand.vm(&["set", "a", "--forward", "tcp:8080:80"]),
         "a changed: served on tap0\n"
     );
-    session(&stand.world.net, HOST, 8080);
+    stand.session(8080);
     let moved = ["set", "a", "--tap", "tap1", "--forward", "tcp:8081:80"];
     let error = stand.vm_error(&moved);
     assert!(error.contains("try again"), "{error}");
@@ -269,22 +296,20 @@ fn a_change_is_made_as_a_whole_or_not_at_all() {
     );
     assert_eq!(before["forwards"], serde_json::json!(["tcp:8080:80"]));
     stand.goes_on(&guest, &mut stream);
-    assert!(leads_nowhere(&stand.world.net, HOST, 8081));
-    session(&stand.world.net, HOST, 8080);
+    assert!(stand.leads_nowhere(8081));
+    stand.session(8080);
     lock.unlock().unwrap();
     assert_eq!(stand.vm(&moved), "a changed: served on tap1\n");
     stand.connect(&other);
-    session(&stand.world.net, HOST, 8081);
-    assert!(leads_nowhere(&stand.world.net, HOST, 8080));
+    stand.session(8081);
+    assert!(stand.leads_nowhere(8080));
 }
 
-#[test]
-fn a_daemon_without_descriptors_refuses_forwards_and_lives() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_daemon_without_descriptors_refuses_forwards_and_lives(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
-    let _server = echo(&guest);
-    stand.vm(&["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"]);
+    let _server = stand.echo_in(&guest);
+    stand.add("a", &guest, "tcp:8080:80");
     // The client's connection is one more; then the port's socket, and its copy.
     for more in 1..=2 {
         let free = next_descriptor(&stand.daemon) + more;
@@ -293,16 +318,14 @@ fn a_daemon_without_descriptors_refuses_forwards_and_lives() {
         limit_descriptors(&stand.daemon, before);
         assert!(error.contains("try again"), "{error}");
         assert!(stand.daemon.broker_runs(), "{}", stand.daemon.stderr());
-        session(&stand.world.net, HOST, 8080);
-        assert!(leads_nowhere(&stand.world.net, HOST, 8081));
+        stand.session(8080);
+        assert!(stand.leads_nowhere(8081));
     }
     stand.vm(&["set", "a", "--forward", "tcp:8081:80"]);
-    session(&stand.world.net, HOST, 8081);
+    stand.session(8081);
 }
 
-#[test]
-fn forwards_that_can_not_be_are_refused_with_the_reason() {
-    require_root_and_tun!();
+fn forwards_that_can_not_be_are_refused_with_the_reason(cell: Cell) {
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("policy.toml");
     std::fs::write(
@@ -310,14 +333,16 @@ fn forwards_that_can_not_be_are_refused_with_the_reason() {
         "[[forward]]\nprotocol = \"tcp\"\nhost_port = 8080\nguest_port = 80\n",
     )
     .unwrap();
-    let stand = Stand::new(&[]);
+    let stand = Stand::of(cell, &[]);
+    let elsewhere = ["192.0.2.7", "2001:db8:9::7"][usize::from(cell.is_ipv6())];
+    let at_elsewhere = cell.destination(elsewhere.parse().unwrap(), "80");
     for (spec, part) in [
         ("tcp:80", "not PROTOCOL"),
         ("b=tcp:80:80", "no VM \"b\""),
         ("tcp:61001:80", "--nat-ports"),
         (
-            "tcp:192.0.2.7:80:80",
-            "192.0.2.7 is not an address of this host",
+            &format!("tcp:{at_elsewhere}:80"),
+            &format!("{elsewhere} is not an address of this host"),
         ),
         ("tcp:1000-1100:1000-1100", "64 forwarded ports at most"),
     ] {

@@ -73,19 +73,10 @@ fn a_forward_from_the_uplink_runs_in_the_kernel(cell: Cell) {
     net.run(|| tcp::upload(to, BYTES, 2, WAIT)).unwrap();
     let sent = census.finish(&stand.guest).unwrap();
     let handed_over = stand.port_frames() - before;
-    match cell.is_ipv6() {
-        false => {
-            // A SYN each from the world, and the guest's answer to who it is.
-            let due = 2 + sent.for_the_engine();
-            assert!(sent.data > 100, "{sent:?}");
-            assert_eq!(handed_over, due, "{sent:?}");
-        }
-        // The census does not tell kinds of neighbour discovery apart, which may come at any time.
-        true => assert!(
-            handed_over < 20 && sent.ipv6 > 100,
-            "{handed_over} {sent:?}"
-        ),
-    }
+    // A SYN each from the world, and the guest's answer to who it is.
+    let due = 2 + sent.for_the_engine();
+    assert!(sent.data > 100, "{sent:?}");
+    assert_eq!(handed_over, due, "{sent:?}");
     // The guest sees who connects.
     let peers = server.peers();
     assert!(

@@ -2,17 +2,30 @@
 //! `SLIPGATE_BIN` names (docs/performance.md, "A million flows").
 use std::{
     io::{BufRead as _, BufReader},
-    mem::MaybeUninit,
+    mem::{self, MaybeUninit},
+    net::{Ipv6Addr, SocketAddr},
     process::Stdio,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
-use slipgate_abi::{Ip4, Protocol, Slot, SlotIndex, Verdict, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{
+    Addresses6, Ip4, Ip6, Protocol, Slot, SlotIndex, Verdict, VmRow, maps::SLOTS_PER_CHUNK,
+    slot::SlotFlags,
+};
 use slipgate_control::SharedMaps;
 use slipgate_testbed::require_root_and_tun;
 
-use crate::{Stand, stand::maps};
+use crate::{
+    Cell, Stand,
+    matrix::{GUEST6, cells, matrix},
+    stand::maps,
+};
+
+matrix! {
+    flows_whose_reader_leaves_after_a_line_end_in_silence: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "a flow is a socket there, and a process may not have the ten thousand of this test; the command is the same";
+}
 
 /// Room for two million flows, as in the workload `scale`.
 const SLOTS: &str = "2097152";
@@ -48,8 +61,8 @@ struct Filled {
 
 impl Filled {
     /// Claims room for as many flows.
-    fn room_for(most: usize) -> Self {
-        let stand = Stand::new(&["--flow-table", SLOTS]);
+    fn room_for(cell: Cell, most: usize) -> Self {
+        let stand = Stand::of(cell, &["--flow-table", SLOTS]);
         let maps = maps(stand.slipgate.pins());
         let mut slots = Vec::new();
         for owner in OWNERS {
@@ -78,8 +91,13 @@ impl Filled {
     /// Adds flows up to this number.
     fn fill(&mut self, count: usize) {
         for (at, index) in self.slots.iter().enumerate().take(count).skip(self.live) {
-            let slot = self.maps.slot(SlotIndex::new(*index)).unwrap();
-            let flow = flow(at as u32, self.vm.0, self.vm.1);
+            let index = SlotIndex::new(*index);
+            let slot = self.maps.slot(index).unwrap();
+            let mut flow = flow(at as u32, self.vm.0, self.vm.1);
+            if self.stand.cell.is_ipv6() {
+                let addresses = self.maps.addresses6(index).unwrap();
+                addresses.set(take_addresses(&mut flow));
+            }
             // SAFETY: an element of SLOTS, of a chunk that is this test's.
             unsafe { slot.as_ptr().write(flow) };
         }
@@ -88,11 +106,9 @@ impl Filled {
 }
 
 /// `slipgate flows | head -1`, where the rest is more than a pipe holds.
-#[test]
-fn flows_whose_reader_leaves_after_a_line_end_in_silence() {
-    require_root_and_tun!();
+fn flows_whose_reader_leaves_after_a_line_end_in_silence(cell: Cell) {
     const FLOWS: usize = 10_000;
-    let mut filled = Filled::room_for(FLOWS);
+    let mut filled = Filled::room_for(cell, FLOWS);
     filled.fill(FLOWS);
     let stand = &filled.stand;
     for (args, first) in [
@@ -116,14 +132,21 @@ fn flows_whose_reader_leaves_after_a_line_end_in_silence() {
     // One that stays gets all of them.
     let all = stand.slipgate.run(&["flows"]).unwrap().stdout;
     assert_eq!(String::from_utf8_lossy(&all).lines().count(), FLOWS + 1);
-    assert_eq!(stand.slipgate.flows().unwrap().len(), FLOWS);
+    let flows = stand.slipgate.flows().unwrap();
+    assert_eq!(flows.len(), FLOWS);
+    let guests = flows.iter().map(|flow| flow.guest.parse::<SocketAddr>());
+    assert!(
+        guests
+            .into_iter()
+            .all(|guest| guest.unwrap().ip() == cell.guest())
+    );
 }
 
 #[test]
 #[ignore = "a measurement"]
 fn measure_readers_of_a_full_table() {
     require_root_and_tun!();
-    let mut filled = Filled::room_for(COUNTS[1]);
+    let mut filled = Filled::room_for(cells::hybrid_ipv4, COUNTS[1]);
     for count in COUNTS {
         filled.fill(count);
         let stand = &filled.stand;
@@ -189,5 +212,21 @@ fn flow(number: u32, vm_row: u16, vm: u32) -> Slot {
         fin_end_tx: 0,
         fin_end_rx: 0,
         epoch: 1,
+    }
+}
+
+/// Makes the flow one of IPv6. Returns its addresses, which are beside the slot.
+fn take_addresses(flow: &mut Slot) -> Addresses6 {
+    flow.flags |= SlotFlags::IPV6;
+    flow.guest = Ip4::UNSPECIFIED;
+    let taken = |address: &mut Ip4| -> Ip6 {
+        let [a, b, c, d] = mem::take(address).octets.map(u16::from);
+        Ipv6Addr::new(0x2001, 0xdb8, 0, 0, a, b, c, d).into()
+    };
+    Addresses6 {
+        guest: GUEST6.into(),
+        remote: taken(&mut flow.remote),
+        nat: taken(&mut flow.nat),
+        pad: [0; 16],
     }
 }

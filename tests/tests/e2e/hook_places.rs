@@ -10,13 +10,17 @@ use serde_json::json;
 use slipgate_testbed::{
     NetNs,
     clients::{tcp, udp, udp::UdpOutcome},
-    require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     tcx,
-    world::{HOST, ROUTER, SERVER, UPLINK, WORLD_LINK},
+    world::{UPLINK, WORLD_LINK},
 };
 
-use crate::{BRIEFLY, WAIT, api};
+use crate::{BRIEFLY, Cell, WAIT, api, matrix::matrix};
+
+matrix! {
+    who_comes_in_front_is_noticed_and_the_place_taken_back: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "slipgate has no program in the kernel there";
+}
 
 /// The broker looks every ten seconds.
 const LOOKS: Duration = Duration::from_secs(20);
@@ -34,25 +38,34 @@ fn within_a_look<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
 
 /// Somebody's tcx program on the uplink keeps everything from slipgate until that is first again;
 /// somebody's filter on a TAP likewise, which the kernel tells of.
-#[test]
-fn who_comes_in_front_is_noticed_and_the_place_taken_back() {
-    require_root_and_tun!();
-    let stand = api::Stand::new();
+fn who_comes_in_front_is_noticed_and_the_place_taken_back(cell: Cell) {
+    let stand = api::Stand::of(cell, &[]);
     let world = stand.world();
-    // What comes in front drops ARP, too, and the host needs some.
+    // What comes in front drops ARP and neighbour discovery, too, and the host needs some.
     let mac = |net: &NetNs, device: &str| {
         let link = net.ip(&format!("-br link show {device}")).unwrap();
         link.split_whitespace().nth(2).unwrap().to_owned()
     };
     for (net, device, address, peer) in [
-        (&world.host, UPLINK, ROUTER, mac(&world.net, WORLD_LINK)),
-        (&world.net, WORLD_LINK, HOST, mac(&world.host, UPLINK)),
+        (
+            &world.host,
+            UPLINK,
+            cell.router(),
+            mac(&world.net, WORLD_LINK),
+        ),
+        (
+            &world.net,
+            WORLD_LINK,
+            cell.host(),
+            mac(&world.host, UPLINK),
+        ),
     ] {
         let neighbour = format!("{address} lladdr {peer} dev {device} nud permanent");
         net.ip(&format!("neigh replace {neighbour}")).unwrap();
     }
-    let echo = UdpServer::start(&world.net, (SERVER, 7), UdpService::Echo).unwrap();
-    let stream = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let echo = UdpServer::start(&world.net, (cell.server(), 7), UdpService::Echo).unwrap();
+    let address = (cell.server(), 7000);
+    let stream = TcpServer::start(&world.net, address, TcpService::Streams).unwrap();
     let guest = stand.guest("tap0");
     let added = stand.ask("PUT", "/v1/vms/a", Some(json!({ "tap": "tap0" })));
     assert_eq!(added.0, 201, "{added:?}");

@@ -1,30 +1,35 @@
 //! What keeps a VM busy, and what does not.
 use std::{
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    clients::{icmp, tcp, tcp::ConnectOutcome},
-    require_root_and_tun,
+    clients::{tcp, tcp::ConnectOutcome},
     servers::{TcpServer, TcpService},
-    world::SERVER,
 };
 
 use crate::{
-    BRIEFLY, GUEST, WAIT,
+    BRIEFLY, Cell, WAIT,
     api::{Events, Stand},
-    at,
+    matrix::{at, matrix, pings},
 };
+
+matrix! {
+    keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "events are a daemon's (api.md)";
+    what_a_guest_refuses_to_the_world_keeps_it_idle: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "events are a daemon's (api.md)";
+}
 
 /// Seconds of silence after which a VM is idle.
 const AFTER: u64 = 4;
 
-fn stand() -> Stand {
-    Stand::with(&["--idle-after", &AFTER.to_string()])
+fn stand(cell: Cell) -> Stand {
+    Stand::of(cell, &["--idle-after", &AFTER.to_string()])
 }
 
 /// Has Linux send keep-alives, one a second.
@@ -68,11 +73,10 @@ fn stays_busy(stand: &Stand) {
     }
 }
 
-#[test]
-fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them() {
-    require_root_and_tun!();
-    let stand = stand();
-    let echo = TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them(cell: Cell) {
+    let stand = stand(cell);
+    let net = &stand.world().net;
+    let echo = TcpServer::start(net, (cell.server(), 7000), TcpService::Echo).unwrap();
     let guest = stand.guest("tap0");
     let quiet = "default = \"allow\"\n[idle]\nignores = [\"keepalive\"]";
     assert_eq!(stand.put_policy("/v1/policies/quiet", quiet), 200);
@@ -123,33 +127,32 @@ fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them() {
 }
 
 /// Of a forward whose port the guest has closed, and of UDP without a socket.
-#[test]
-fn what_a_guest_refuses_to_the_world_keeps_it_idle() {
-    require_root_and_tun!();
-    let stand = stand();
+fn what_a_guest_refuses_to_the_world_keeps_it_idle(cell: Cell) {
+    let stand = stand(cell);
     let guest = stand.guest("tap0");
     // Linux refuses a datagram a second to a peer; one that nobody refuses may have been accepted.
-    guest.ns.sysctl("net.ipv4.icmp_ratelimit", "0").unwrap();
+    let limits = ["net.ipv4.icmp_ratelimit", "net.ipv6.icmp.ratelimit"];
+    let limit = limits[usize::from(cell.is_ipv6())];
+    guest.ns.sysctl(limit, "0").unwrap();
     let body = json!({ "tap": "tap0", "forwards": ["tcp:8080:80", "udp:5353:53"] });
     assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    // It shows its address, to which the forwards lead.
+    assert!(pings(&guest, cell.gateway(), WAIT));
     let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
-    let address = at(slipgate_testbed::world::HOST, 8080);
+    let net = &stand.world().net;
+    let address = at(cell.host(), 8080);
     let knock = || {
-        let outcome = stand
-            .world()
-            .net
-            .run(|| tcp::connect_outcome(address, WAIT));
+        let outcome = net.run(|| tcp::connect_outcome(address, WAIT));
         assert!(matches!(outcome.unwrap(), ConnectOutcome::Refused(_)));
-        stand.world().net.run(|| {
-            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            let to = at(slipgate_testbed::world::HOST, 5353);
-            socket.connect(to).unwrap();
+        net.run(|| {
+            let socket = UdpSocket::bind(at(cell.family.unspecified(), 0)).unwrap();
+            socket.connect(at(cell.host(), 5353)).unwrap();
             socket.send(b"x").unwrap();
         });
     };
     let idle = std::thread::scope(|scope| {
         let waits = scope.spawn(|| events.next());
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while !waits.is_finished() && begun.elapsed() < WAIT {
             knock();
             std::thread::sleep(BRIEFLY);
@@ -163,15 +166,11 @@ fn what_a_guest_refuses_to_the_world_keeps_it_idle() {
     }
     assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
     // One that it accepts.
-    let echo = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
-    let live = stand
-        .world()
-        .net
-        .run(|| tcp::connect(address, WAIT))
-        .unwrap();
+    let echo = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
+    let live = net.run(|| tcp::connect(address, WAIT)).unwrap();
     assert_eq!(events.next()["event"], "vm_busy");
     drop((live, echo));
     assert_eq!(events.next()["event"], "vm_idle");
-    guest.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+    assert!(pings(&guest, cell.server(), WAIT));
     assert_eq!(events.next()["event"], "vm_busy");
 }

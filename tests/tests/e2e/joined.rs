@@ -9,13 +9,36 @@ use std::{
 use slipgate_testbed::{
     Slipgate,
     clients::tcp::{self, EchoSession},
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     turns,
-    world::{HOST, UPLINK},
+    world::UPLINK,
 };
 
-use crate::{BRIEFLY, GUEST, WAIT, at, daemon::Stand, eventually};
+use crate::{
+    BRIEFLY, Cell, WAIT,
+    daemon::Stand,
+    eventually,
+    matrix::{at, matrix},
+};
+
+matrix! {
+    a_vm_is_the_daemons_for_as_long_as_attach_runs: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    rules_of_attach_hold_for_its_vm_alone: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    attach_comes_back_to_a_daemon_that_starts_again: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    attach_ends_on_a_signal_while_a_daemon_takes_long_to_answer: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    attach_that_is_refused_leaves_anothers_vm_alone: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    attach_ends_when_its_vm_is_removed_by_another: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+}
 
 /// Time limit for an end by a signal: a quarter of that for a daemon's answer.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -43,15 +66,13 @@ fn goes_on(stream: &mut TcpStream) -> bool {
     EchoSession::new(stream).round(1_000).is_ok()
 }
 
-#[test]
-fn a_vm_is_the_daemons_for_as_long_as_attach_runs() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_vm_is_the_daemons_for_as_long_as_attach_runs(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     stand.vm(&["add", "stays", "--tap", "tap1"]);
     let mut others = stand.connect(&second);
     let args = ["--tap", "tap0", "--uplink", UPLINK, "--max-flows", "7"];
-    let _server = TcpServer::start(&first.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let _server = TcpServer::start(&first.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
     for orderly in [true, false] {
         let mut attached = stand.attach(&[&args[..], &["--forward", "tcp:8080:80"]].concat());
         assert!(attached.ready_line().contains("tap0, by the daemon"));
@@ -61,7 +82,8 @@ fn a_vm_is_the_daemons_for_as_long_as_attach_runs() {
         assert_eq!(vm["quotas"]["max_flows"], 7);
         let mut stream = stand.connect(&first);
         stand.goes_on(&first, &mut stream);
-        let from_world = stand.world.net.run(|| tcp::connect(at(HOST, 8080), WAIT));
+        let forwarded = at(cell.host(), 8080);
+        let from_world = stand.world.net.run(|| tcp::connect(forwarded, WAIT));
         assert!(goes_on(&mut from_world.unwrap()));
         match orderly {
             true => {
@@ -84,10 +106,8 @@ fn a_vm_is_the_daemons_for_as_long_as_attach_runs() {
     }
 }
 
-#[test]
-fn rules_of_attach_hold_for_its_vm_alone() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn rules_of_attach_hold_for_its_vm_alone(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     stand.vm(&["add", "other", "--tap", "tap1"]);
     let mut attached = stand.attach(&["--tap", "tap0", "--default", "deny"]);
@@ -103,10 +123,8 @@ fn rules_of_attach_hold_for_its_vm_alone() {
     assert!(attached.stop().unwrap().success());
 }
 
-#[test]
-fn attach_comes_back_to_a_daemon_that_starts_again() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
+fn attach_comes_back_to_a_daemon_that_starts_again(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     let mut attached = stand.attach(&["--tap", "tap0"]);
     let mut stream = stand.connect(&guest);
@@ -132,11 +150,9 @@ fn attach_comes_back_to_a_daemon_that_starts_again() {
     assert_eq!(stand.names().len(), 0);
 }
 
-#[test]
-fn attach_ends_on_a_signal_while_a_daemon_takes_long_to_answer() {
-    require_root_and_tun!();
+fn attach_ends_on_a_signal_while_a_daemon_takes_long_to_answer(cell: Cell) {
     let _turn = turns::alone("it compares an answer's time with a promise");
-    let mut stand = Stand::new(&[]);
+    let mut stand = Stand::of(cell, &[]);
     let _guest = stand.guest("tap0");
     let mut attached = stand.attach(&["--tap", "tap0"]);
     let socket = stand.daemon.run_dir().unwrap().join("daemon.sock");
@@ -150,12 +166,11 @@ fn attach_ends_on_a_signal_while_a_daemon_takes_long_to_answer() {
     drop((asked, silent));
 }
 
-#[test]
-fn attach_that_is_refused_leaves_anothers_vm_alone() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn attach_that_is_refused_leaves_anothers_vm_alone(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
-    let taken = TcpServer::start(&stand.world.host, (HOST, 8080), TcpService::Echo).unwrap();
+    let host = &stand.world.host;
+    let taken = TcpServer::start(host, (cell.host(), 8080), TcpService::Echo).unwrap();
     let refused = ["--tap", "tap0", "--forward", "tcp:8080:80"];
     let error = stand.attach_error(&refused);
     assert!(error.contains("taken by"), "{error}");
@@ -168,10 +183,8 @@ fn attach_that_is_refused_leaves_anothers_vm_alone() {
     stand.goes_on(&guest, &mut stream);
 }
 
-#[test]
-fn attach_ends_when_its_vm_is_removed_by_another() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn attach_ends_when_its_vm_is_removed_by_another(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let _guest = stand.guest("tap0");
     let attached = stand.attach(&["--tap", "tap0"]);
     stand.vm(&["set", "tap0", "--max-flows", "5"]);
@@ -184,10 +197,8 @@ fn attach_ends_when_its_vm_is_removed_by_another() {
     });
 }
 
-#[test]
-fn what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     stand.vm(&["add", "a", "--tap", "tap1"]);
     for (args, part) in [
@@ -215,7 +226,7 @@ fn what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had()
     let own = [
         "--tap", "tap0", "--uplink", UPLINK, "--own", "--mtu", "1400",
     ];
-    let mut own = stand.attach(&own);
+    let mut own = stand.attach(&[&own, cell.flags()].concat());
     assert!(own.engine_pid().is_some());
     stand.connect(&guest);
     assert!(own.stop().unwrap().success());

@@ -3,18 +3,29 @@
 
 use std::{
     fs::{self, File},
+    net::IpAddr,
     path::Path,
 };
 
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World,
+    Guest, PinDir, Slipgate, World,
     clients::tcp::{self, EchoSession},
     require_root_and_tun,
     servers::{TcpServer, TcpService},
-    world::{SERVER, UPLINK},
+    world::UPLINK,
 };
 
-use crate::WAIT;
+use crate::{
+    Cell, WAIT,
+    matrix::{cells, matrix},
+};
+
+matrix! {
+    two_hosts_with_the_same_indexes_are_apart: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "it pins nothing";
+    pins_of_a_namespace_that_is_gone_go_with_the_next_start_in_another: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "it pins nothing";
+}
 
 const PORTS: &str = "net.ipv4.ip_local_port_range";
 
@@ -22,17 +33,18 @@ const PORTS: &str = "net.ipv4.ip_local_port_range";
 struct Host {
     slipgate: Slipgate,
     guest: Guest,
-    server: TcpServer,
+    server: TcpServer<IpAddr>,
     world: World,
 }
 
 impl Host {
-    fn new(pins: &PinDir) -> Host {
+    fn new(cell: Cell, pins: &PinDir) -> Host {
         let world = World::new().unwrap();
-        let server = TcpServer::start(&world.net, (SERVER, 7), TcpService::Echo).unwrap();
-        let guest = Guest::new(&world, GuestConfig::new("tap0")).unwrap();
+        let ipv6 = cell.give(&world);
+        let server = TcpServer::start(&world.net, (cell.server(), 7), TcpService::Echo).unwrap();
+        let guest = cell.guest_at(&world, "tap0");
         guest.ns.sysctl(PORTS, "40000 40000").unwrap();
-        let args = ["--tap", "tap0", "--uplink", UPLINK];
+        let args = [&["--tap", "tap0", "--uplink", UPLINK], ipv6].concat();
         Host {
             slipgate: Slipgate::attach(&world.host, pins, &args).unwrap(),
             guest,
@@ -52,12 +64,10 @@ impl Host {
     }
 }
 
-#[test]
-fn two_hosts_with_the_same_indexes_are_apart() {
-    require_root_and_tun!();
+fn two_hosts_with_the_same_indexes_are_apart(cell: Cell) {
     // One --pin-dir for both, as by default.
     let pins = PinDir::new().unwrap();
-    let [mut one, mut other] = [Host::new(&pins), Host::new(&pins)];
+    let [mut one, mut other] = [Host::new(cell, &pins), Host::new(cell, &pins)];
     assert_eq!(one.indexes(), other.indexes());
     assert!(one.indexes().iter().all(Option::is_some));
 
@@ -111,7 +121,7 @@ fn what_the_dead_left_of_locks_is_removed_by_the_next_start() {
     let living = File::open(lives.join("owner-0.lock")).unwrap();
     living.lock().unwrap();
     let pins = PinDir::new().unwrap();
-    let start = || drop(Host::new(&pins));
+    let start = || drop(Host::new(cells::hybrid_ipv4, &pins));
     start();
     assert!(!dead.exists() && lives.exists());
     drop(living);
@@ -119,15 +129,13 @@ fn what_the_dead_left_of_locks_is_removed_by_the_next_start() {
     assert!(!lives.exists());
 }
 
-#[test]
-fn pins_of_a_namespace_that_is_gone_go_with_the_next_start_in_another() {
-    require_root_and_tun!();
+fn pins_of_a_namespace_that_is_gone_go_with_the_next_start_in_another(cell: Cell) {
     let pins = PinDir::new().unwrap();
     let sets = || {
         let all = pins.pins();
         all.iter().filter(|pin| pin.ends_with("SLOTS")).count()
     };
-    let [mut dies, mut lives] = [Host::new(&pins), Host::new(&pins)];
+    let [mut dies, mut lives] = [Host::new(cell, &pins), Host::new(cell, &pins)];
     let mut streams = [&dies, &lives].map(|host| {
         let stream = host.guest.run(|| tcp::connect(host.server.address(), WAIT));
         stream.unwrap()
@@ -139,7 +147,7 @@ fn pins_of_a_namespace_that_is_gone_go_with_the_next_start_in_another() {
     assert_eq!(sets(), 2);
     // The kernel takes a namespace's interfaces down some time after its last process.
     crate::eventually("the dead one's pins are gone", || {
-        let starts = Host::new(&pins);
+        let starts = Host::new(cell, &pins);
         let left = sets();
         drop(starts.slipgate);
         (left == 2).then_some(())

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{TcpListener, UdpSocket},
+    net::{SocketAddr, TcpListener, UdpSocket},
     time::Duration,
 };
 
@@ -12,10 +12,21 @@ use slipgate_testbed::{
     frame::{FrameBuilder, Mac},
     kernel_view, require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::{HOST, SERVER, UPLINK},
+    world::{SERVER, UPLINK},
 };
 
-use crate::{GUEST, GUEST_MAC, Stand, WAIT, at, eventually};
+use crate::{
+    Cell, GUEST, GUEST_MAC, Stand, WAIT, at, eventually,
+    matrix::{self, matrix},
+    stand::give_ipv6,
+};
+
+matrix! {
+    what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its guest has a socket in place of a TAP";
+    flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its guest has a socket in place of a TAP";
+}
 
 const LOST: u64 = 50;
 
@@ -26,27 +37,28 @@ fn two_guests(world: &World) -> [Guest; 2] {
 
 /// A persistent TAP outlives its VMM. What is redirected to it meanwhile no program sees again: it
 /// is the device's own count that tells.
-#[test]
-fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks() {
-    require_root_and_tun!();
+fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks(cell: Cell) {
     let world = World::new().unwrap();
+    let ipv6 = cell.give(&world);
     world.host.ip("tuntap add tap0 mode tap vnet_hdr").unwrap();
-    let [mut guest, other] = two_guests(&world);
+    let [mut guest, other] = ["tap0", "tap1"].map(|tap| cell.guest_at(&world, tap));
     let pins = PinDir::new().unwrap();
-    let args = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    let taps = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    let args = [&taps, ipv6].concat();
     let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
-    let bind = |ns: &NetNs, address: &str| {
+    let bind = |ns: &NetNs, address: SocketAddr| {
         let socket = ns.run(|| UdpSocket::bind(address)).unwrap();
         socket
             .set_read_timeout(Some(Duration::from_millis(20)))
             .unwrap();
         socket
     };
-    let server = bind(&world.net, &at(SERVER, 7).to_string());
-    let client = bind(&guest.ns, "0.0.0.0:5000");
+    let address = matrix::at(cell.server(), 7);
+    let server = bind(&world.net, address);
+    let client = bind(&guest.ns, matrix::at(cell.guest(), 5_000));
     let mut buffer = [0; 100];
     let nat = eventually("the first datagram arrives", || {
-        client.send_to(b"first", at(SERVER, 7)).unwrap();
+        client.send_to(b"first", address).unwrap();
         server.recv_from(&mut buffer).ok().map(|(_, nat)| nat)
     });
     let to_guest = || {
@@ -79,7 +91,7 @@ fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks() {
     let shown = slipgate.run(&["stats"]).unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("not taken by the TAP"), "{shown}");
-    let echo = UdpServer::start(&world.net, (SERVER, 8), UdpService::Echo).unwrap();
+    let echo = UdpServer::start(&world.net, (cell.server(), 8), UdpService::Echo).unwrap();
     let served = other
         .run(|| udp::probe(echo.address(), b"x", WAIT))
         .unwrap();
@@ -105,11 +117,10 @@ fn what_a_tap_without_its_vmm_loses_is_shown_and_nothing_else_breaks() {
 /// As Firecracker's and Cloud Hypervisor's machines do when they are restored: the TAP is closed and opened
 /// again, with other offloads and another number of queues. It stays, or goes and comes with each VMM; its
 /// flows go on, to the guest and from it.
-#[test]
-fn flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues() {
-    require_root_and_tun!();
+fn flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues(cell: Cell) {
     for stays in [true, false] {
         let world = World::new().unwrap();
+        let ipv6 = cell.give(&world);
         let mut config = GuestConfig::new("tap0");
         if stays {
             let made = "tuntap add tap0 mode tap vnet_hdr multi_queue";
@@ -117,20 +128,22 @@ fn flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues() {
             config.queues = 4;
         }
         let mut guest = Guest::new(&world, config).unwrap();
+        if cell.is_ipv6() {
+            give_ipv6(&guest);
+        }
         let pins = PinDir::new().unwrap();
         let forward = ["--forward", "tcp:8080:80"];
-        let args = [&["--tap", "tap0", "--uplink", UPLINK], &forward[..]].concat();
+        let args = [&["--tap", "tap0", "--uplink", UPLINK], &forward[..], ipv6].concat();
         let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
-        let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+        let echo = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Echo).unwrap();
         let held = TcpService::HeldStreams;
-        let streams = TcpServer::start(&world.net, (SERVER, 7001), held).unwrap();
-        let inside = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+        let streams = TcpServer::start(&world.net, (cell.server(), 7001), held).unwrap();
+        let inside = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
         let ns = guest.ns.clone();
+        let forwarded = matrix::at(cell.host(), 8080);
         let connect = |ns: &NetNs, to| ns.run(|| tcp::connect(to, WAIT)).unwrap();
-        let mut out: Vec<_> = (0..8).map(|_| connect(&ns, at(SERVER, 7000))).collect();
-        let mut inward: Vec<_> = (0..4)
-            .map(|_| connect(&world.net, at(HOST, 8080)))
-            .collect();
+        let mut out: Vec<_> = (0..8).map(|_| connect(&ns, echo.address())).collect();
+        let mut inward: Vec<_> = (0..4).map(|_| connect(&world.net, forwarded)).collect();
         let rounds = |all: &mut [std::net::TcpStream], bytes| {
             for stream in all {
                 EchoSession::new(stream).round(bytes).unwrap();
@@ -150,7 +163,7 @@ fn flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues() {
 
         std::thread::scope(|scope| {
             // Under way all the while, as it does not end before it is released: each byte is checked at its end.
-            let bulk = scope.spawn(|| ns.run(|| tcp::upload(at(SERVER, 7001), 64 << 20, 7, WAIT)));
+            let bulk = scope.spawn(|| ns.run(|| tcp::upload(streams.address(), 64 << 20, 7, WAIT)));
             // A TAP that stays was made for several queues.
             let least = if stays { 2 } else { 1 };
             for (offloads, queues) in [(false, least), (true, 3), (false, 4), (true, least)] {
@@ -169,8 +182,8 @@ fn flows_go_on_when_another_vmm_has_the_tap_with_other_offloads_and_queues() {
         });
         assert_eq!(ids(), before, "stays: {stays}");
         // And new ones are admitted, both ways.
-        rounds(&mut [connect(&ns, at(SERVER, 7000))], 1_000);
-        rounds(&mut [connect(&world.net, at(HOST, 8080))], 1_000);
+        rounds(&mut [connect(&ns, echo.address())], 1_000);
+        rounds(&mut [connect(&world.net, forwarded)], 1_000);
         assert_eq!((echo.accepted(), inside.accepted()), (9, 5));
         assert_eq!(streams.accepted(), 1);
     }

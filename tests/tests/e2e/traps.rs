@@ -3,38 +3,58 @@
 
 use std::{
     fs,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
 use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World, WorldConfig,
-    clients::{icmp, tcp, udp, udp::UdpOutcome},
+    clients::{tcp, udp, udp::UdpOutcome},
     ethtool,
     frame::FrameBuilder,
-    kernel_view, require_root_and_tun,
+    kernel_view,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
-    world::{SERVER, SERVER_2, UPLINK},
+    world::UPLINK,
 };
 
-use crate::{GATEWAY_MAC, GUEST_MAC, Stand, WAIT, at, datagram, eventually};
+use crate::{
+    Cell, GATEWAY_MAC, GUEST_MAC, Stand, WAIT, eventually,
+    matrix::{at, matrix, pings},
+};
+
+matrix! {
+    the_host_itself_sends_nothing_out_of_the_engine_port: [hybrid_ipv6],
+        without [hybrid_ipv4]: "by IPv4 a kernel sends nothing of its own out of a device without an address",
+        without [user_ipv4, user_ipv6]: "the host has no device of slipgate's there";
+    a_host_that_forwards_forwards_nothing_of_a_guest_by_itself: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host has no device of slipgate's there";
+    one_guests_flood_costs_itself_credit_and_delays_no_other_guest: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own";
+    the_guard_comes_and_goes_as_the_vmm_changes_offloads: [hybrid_ipv4],
+        without [hybrid_ipv6]: "a TAP has one guard for both families",
+        without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
+    a_daemon_holds_a_guard_before_any_tap_has_one: [hybrid_ipv4],
+        without [hybrid_ipv6]: "a TAP has one guard for both families",
+        without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
+    the_guard_drops_early_and_lets_honest_frames_by: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
+    a_flood_of_denied_packets_ends_at_the_guard: [hybrid_ipv4],
+        without [hybrid_ipv6]: "the guard knows denied destinations of IPv4 alone: those of IPv6 are the engine's to refuse, within the VM's credits (datapath.md)",
+        without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
+}
 
 const FLOOD: u64 = 3_000;
 /// Time between the checks of what TAPs and their programs are.
 const CHECKED_EVERY: Duration = Duration::from_secs(10);
 
-#[test]
-fn the_host_itself_sends_nothing_out_of_the_engine_port() {
-    require_root_and_tun!();
+fn the_host_itself_sends_nothing_out_of_the_engine_port(cell: Cell) {
     let world = World::new().unwrap();
-    for scope in ["all", "default"] {
-        let key = format!("net.ipv6.conf.{scope}.disable_ipv6");
-        world.host.sysctl(&key, "0").unwrap();
-    }
+    let ipv6 = cell.give(&world);
     let _guest = Guest::new(&world, GuestConfig::new("tap0")).unwrap();
     let _other = Guest::new(&world, GuestConfig::new("tap9")).unwrap();
     world.host.ip("link set tap9 up").unwrap();
     let pins = PinDir::new().unwrap();
-    let args = ["--tap", "tap0", "--uplink", UPLINK];
+    let args = [&["--tap", "tap0", "--uplink", UPLINK], ipv6].concat();
     let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
     std::thread::sleep(Duration::from_millis(1_500));
     let sent = |device: &str| kernel_view::frames_sent(&world.host, device).unwrap();
@@ -45,47 +65,71 @@ fn the_host_itself_sends_nothing_out_of_the_engine_port() {
     assert_eq!(sent(slipgate.engine_port()), 0);
 }
 
-#[test]
-fn a_host_that_forwards_forwards_nothing_of_a_guest_by_itself() {
-    require_root_and_tun!();
-    let world = WorldConfig {
+fn a_host_that_forwards_forwards_nothing_of_a_guest_by_itself(cell: Cell) {
+    let world = World::with(WorldConfig {
         ip_forward: true,
         ..Default::default()
+    });
+    let world = world.unwrap();
+    let args = cell.give(&world);
+    if cell.is_ipv6() {
+        let all = "net.ipv6.conf.all.forwarding";
+        world.host.sysctl(all, "1").unwrap();
+    }
+    let guest = cell.guest_at(&world, "tap0");
+    let pins = PinDir::new().unwrap();
+    let forwards = |device: &str| forwards(&world.host, cell, device);
+    assert!(forwards(UPLINK), "the host does forward");
+    assert!(forwards("tap0"), "so does it from a TAP that is not served");
+    let args = [&["--tap", "tap0", "--uplink", UPLINK], args].concat();
+    let slipgate = Slipgate::attach(&world.host, &pins, &args).unwrap();
+    assert!(!forwards("tap0"));
+    assert!(!forwards(slipgate.engine_port()));
+    assert!(pings(&guest, cell.server(), WAIT));
+    // Somebody turns it on for all devices.
+    let turned_on: &[_] = match cell.is_ipv6() {
+        false => &[("net.ipv4.ip_forward", "0"), ("net.ipv4.ip_forward", "1")],
+        true => &[("net.ipv6.conf.all.disable_ipv6", "0")],
     };
-    let stand = Stand::with(world, GuestConfig::new("tap0"), &[]);
-    let host = &stand.world.host;
-    let forwards = |ns: &NetNs, device: &str| {
-        let path = format!("/proc/sys/net/ipv4/conf/{device}/forwarding");
-        ns.run(|| fs::read_to_string(path))
-            .unwrap()
-            .trim()
-            .to_owned()
+    for (key, value) in turned_on {
+        world.host.sysctl(key, value).unwrap();
+    }
+    eventually("it is off again", || {
+        let devices = ["tap0", slipgate.engine_port()];
+        (!devices.into_iter().any(forwards)).then_some(())
+    });
+}
+
+/// Whether the kernel forwards what comes by a device.
+fn forwards(ns: &NetNs, cell: Cell, device: &str) -> bool {
+    let set = |family: &str, key: &str| {
+        let path = format!("/proc/sys/net/{family}/conf/{device}/{key}");
+        ns.run(|| fs::read_to_string(path)).unwrap().trim() != "0"
     };
-    assert_eq!(forwards(host, UPLINK), "1", "the host does forward");
-    assert_eq!(forwards(host, "tap0"), "0");
-    assert_eq!(forwards(host, stand.slipgate.engine_port()), "0");
-    let ping = stand.run(|| icmp::ping(SERVER, 1, 10, WAIT)).unwrap();
-    assert_eq!(ping.replies.len(), 1);
+    match cell.is_ipv6() {
+        false => set("ipv4", "forwarding"),
+        // Where it is disabled, nothing is received.
+        true => set("ipv6", "forwarding") && !set("ipv6", "disable_ipv6"),
+    }
 }
 
 /// A world with two guests, and slipgate for both.
-fn two_guests(args: &[&str]) -> (Slipgate, [Guest; 2], World) {
+fn two_guests(cell: Cell, args: &[&str]) -> (Slipgate, [Guest; 2], World) {
     let world = World::new().unwrap();
-    let guests = ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
-    let pins = PinDir::new().unwrap();
     let mut all = vec!["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    all.extend(cell.give(&world));
     all.extend(args);
+    let guests = ["tap0", "tap1"].map(|tap| cell.guest_at(&world, tap));
+    let pins = PinDir::new().unwrap();
     let slipgate = Slipgate::attach(&world.host, &pins, &all).unwrap();
     (slipgate, guests, world)
 }
 
-#[test]
-fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest() {
-    require_root_and_tun!();
+fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest(cell: Cell) {
     let args = ["--new-flows-per-second", "100000"];
-    let (mut slipgate, [flooding, other], world) = two_guests(&args);
-    let sink = UdpServer::start(&world.net, (SERVER, 7), UdpService::Sink).unwrap();
-    let echo = UdpServer::start(&world.net, (SERVER_2, 7), UdpService::Echo).unwrap();
+    let (mut slipgate, [flooding, other], world) = two_guests(cell, &args);
+    let sink = UdpServer::start(&world.net, (cell.server(), 7), UdpService::Sink).unwrap();
+    let echo = UdpServer::start(&world.net, (cell.server_2(), 7), UdpService::Echo).unwrap();
     let warm = other
         .run(|| udp::probe(echo.address(), b"x", WAIT))
         .unwrap();
@@ -97,7 +141,7 @@ fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest() {
     signal(libc::SIGSTOP);
     for number in 0..FLOOD {
         let port = 10_000 + number as u16;
-        let (vnet, frame) = datagram(port, sink.address()).build();
+        let (vnet, frame) = cell.datagram(port, sink.address()).build();
         flooding.inject(vnet, &frame).unwrap();
     }
     let probes: Vec<_> = std::thread::scope(|scope| {
@@ -148,10 +192,8 @@ fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest() {
 }
 
 /// At once, not with the next of the periodic checks.
-#[test]
-fn the_guard_comes_and_goes_as_the_vmm_changes_offloads() {
-    require_root_and_tun!();
-    let stand = Stand::with(WorldConfig::default(), GuestConfig::new("tap0"), &[]);
+fn the_guard_comes_and_goes_as_the_vmm_changes_offloads(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let host = &stand.world.host;
     for (offloads, has_guard) in [(true, false), (false, true), (true, false)] {
         ethtool::set_offloads(host, "tap0", offloads).unwrap();
@@ -165,13 +207,12 @@ fn the_guard_comes_and_goes_as_the_vmm_changes_offloads() {
 }
 
 /// The kernel waits for a grace period when the first guard comes to a TAP and when the last one goes.
-#[test]
-fn a_daemon_holds_a_guard_before_any_tap_has_one() {
-    require_root_and_tun!();
+fn a_daemon_holds_a_guard_before_any_tap_has_one(cell: Cell) {
     let world = World::new().unwrap();
+    let ipv6 = cell.give(&world);
     for (xdp, held) in [("auto", 1), ("off", 0)] {
         let pins = PinDir::new().unwrap();
-        let args = ["--uplink", UPLINK, "--xdp", xdp];
+        let args = [&["--uplink", UPLINK, "--xdp", xdp], ipv6].concat();
         let slipgate = Slipgate::serve(&world.host, &pins, &args).unwrap();
         let descriptors = fs::read_dir(format!("/proc/{}/fdinfo", slipgate.broker_pid())).unwrap();
         let is_guard = |path: &fs::DirEntry| {
@@ -182,36 +223,55 @@ fn a_daemon_holds_a_guard_before_any_tap_has_one() {
     }
 }
 
-#[test]
-fn the_guard_drops_early_and_lets_honest_frames_by() {
-    require_root_and_tun!();
+/// A stand whose guest's TAP has the guard, with these denied destinations.
+fn guarded(cell: Cell, denied: IpAddr) -> Stand {
     let guest = GuestConfig {
         offloads: false,
         ..GuestConfig::new("tap0")
     };
-    let args = ["--xdp", "on", "--deny", "203.0.113.20"];
-    let stand = Stand::with(WorldConfig::default(), guest, &args);
+    let args = ["--xdp", "on", "--deny", &denied.to_string()];
+    let stand = Stand::of_guest(cell, guest, WorldConfig::default(), &[], &[], &args);
     let link = stand.world.host.ip("link show tap0").unwrap();
     assert!(link.contains("xdp"), "{link}");
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
-    let spoofed = FrameBuilder::udp("10.0.2.77:5000", server.address()).payload(b"x");
+    stand
+}
+
+fn the_guard_drops_early_and_lets_honest_frames_by(cell: Cell) {
+    let stand = guarded(cell, cell.server_2());
+    let net = &stand.world.net;
+    let server = TcpServer::start(net, (cell.server(), 7000), TcpService::Streams).unwrap();
+    let before = stand.handed_over();
+    let foreign: SocketAddr = match cell.is_ipv6() {
+        false => "10.0.2.77:5000".parse().unwrap(),
+        // Of another network: a guest may use any address of its own.
+        true => "[fd73:6c69:7067:1::15]:5000".parse().unwrap(),
+    };
+    let spoofed = FrameBuilder::udp(foreign, server.address()).payload(b"x");
     let spoofed = spoofed.macs(GUEST_MAC, GATEWAY_MAC);
-    let tagged = datagram(5001, at(SERVER, 7)).vlan(7);
+    let tagged = cell.datagram(5001, at(cell.server(), 7)).vlan(7);
     for (reason, frame) in [("spoofed", spoofed), ("tagged", tagged)] {
         let (vnet, frame) = frame.build();
         stand.guest.inject(vnet, &frame).unwrap();
         eventually(reason, || (stand.dropped(reason) == 1).then_some(()));
     }
+    assert_eq!(stand.handed_over(), before);
     stand.run(|| {
-        // The first of them is still answered.
-        tcp::expect_refused(at(SERVER_2, 7000)).unwrap();
+        tcp::expect_refused(at(cell.server_2(), 7000)).unwrap();
         tcp::download(server.address(), 8 << 20, 1, WAIT).unwrap();
         tcp::upload(server.address(), 8 << 20, 1, WAIT).unwrap();
     });
-    // A flood of denied packets ends at the guard, nearly all of it.
+}
+
+/// Nearly all of it.
+fn a_flood_of_denied_packets_ends_at_the_guard(cell: Cell) {
+    let stand = guarded(cell, cell.server_2());
+    // The first of them is still answered.
+    stand
+        .run(|| tcp::expect_refused(at(cell.server_2(), 7000)))
+        .unwrap();
     let before = stand.port_frames();
     for _ in 0..FLOOD {
-        let (vnet, frame) = datagram(6000, at(SERVER_2, 9)).build();
+        let (vnet, frame) = cell.datagram(6000, at(cell.server_2(), 9)).build();
         stand.guest.inject(vnet, &frame).unwrap();
     }
     let mut drops = serde_json::Value::Null;

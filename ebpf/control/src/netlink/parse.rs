@@ -227,6 +227,28 @@ pub(super) fn is_about_a_link_only(message: &RouteNetlinkMessage) -> bool {
     }
 }
 
+/// Returns the device to which a notice says that an address or a route of IPv6 was added.
+pub(super) fn added_to(message: &RouteNetlinkMessage) -> Option<IfIndex> {
+    let index = match message {
+        RouteNetlinkMessage::NewAddress(message) => {
+            (message.header.family == AddressFamily::Inet6).then_some(message.header.index)
+        }
+        RouteNetlinkMessage::NewRoute(message)
+            if message.header.address_family == AddressFamily::Inet6 =>
+        {
+            message
+                .attributes
+                .iter()
+                .find_map(|attribute| match attribute {
+                    RouteAttribute::Oif(index) => Some(*index),
+                    _ => None,
+                })
+        }
+        _ => None,
+    };
+    index.map(IfIndex::new)
+}
+
 /// Calls `add` with the route, or with each of its live next hops if it has several.
 pub(super) fn route(message: &RouteMessage, mut add: impl FnMut(Route)) {
     let Some((route, hops)) = route_and_hops(message) else {

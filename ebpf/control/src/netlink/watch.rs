@@ -110,6 +110,8 @@ pub struct Changes {
     pub named: BTreeSet<String>,
     /// Devices on which forwarding of IPv4 packets was turned on.
     pub forwarding: BTreeSet<IfIndex>,
+    /// Devices on which IPv6 was turned on: they got an address or a route that it has on every link.
+    pub ipv6: BTreeSet<IfIndex>,
     /// Notices were lost: anything may have changed besides what is named here.
     pub missed: bool,
     /// An address of the host changed.
@@ -308,7 +310,10 @@ impl NetworkWatch {
                     changes.neighbours |= network.neighbours.remove(&key).is_some();
                 }
             }
-            Notice::Message(message) => routing |= !parse::is_about_a_link_only(&message),
+            Notice::Message(message) => match parse::is_about_a_link_only(&message) {
+                true => changes.ipv6.extend(parse::added_to(&message)),
+                false => routing = true,
+            },
         })?;
         if links || overrun {
             let now = self.request_links()?;

@@ -14,11 +14,18 @@ use crate::{Stand, WAIT, stand::give_ipv6};
 impl Cell {
     /// Gives the world the cell's family. Returns slipgate's flags for it.
     pub(crate) fn give(self, world: &World) -> &'static [&'static str] {
-        if !self.is_ipv6() {
-            return &[];
+        if self.is_ipv6() {
+            world.give_ipv6().unwrap();
         }
-        world.give_ipv6().unwrap();
-        &["--ipv6", "nat"]
+        self.flags()
+    }
+
+    /// slipgate's flags for the cell's family.
+    pub(crate) fn flags(self) -> &'static [&'static str] {
+        match self.is_ipv6() {
+            false => &[],
+            true => &["--ipv6", "nat"],
+        }
     }
 
     /// A world whose uplink has no L2, with a second one that has. Returns slipgate's flags for it, too.
