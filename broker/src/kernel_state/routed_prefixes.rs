@@ -138,6 +138,7 @@ impl Attached {
             match (own, is_taken) {
                 (Some(own), true) => {
                     self.close_routed_prefix(&vm.open, vm.ipv6.as_ref());
+                    self.follow_own_ports(vm, false);
                     if let Some(vm6) = maps.vm6(vm.open.row) {
                         vm6.set_proxy(None);
                     }
@@ -150,7 +151,10 @@ impl Attached {
                 }
                 (None, false) => {
                     match self.open_routed_prefix(&vm.config, &vm.open, vm.ipv6.as_ref()) {
-                        Ok(()) => tracing::info!("{name}: {prefix} is the VM's alone again"),
+                        Ok(()) => {
+                            self.follow_own_ports(vm, true);
+                            tracing::info!("{name}: {prefix} is the VM's alone again");
+                        }
                         Err(e) => tracing::warn!("{name}: {e:#}"),
                     }
                 }

@@ -8,6 +8,7 @@ mod flows;
 mod forwards;
 mod fragments;
 mod mappings;
+mod own_ports;
 mod routed;
 mod rules;
 mod spread;
