@@ -264,8 +264,9 @@ pub(crate) struct NatArgs {
     #[command(flatten)]
     pub(crate) quotas: QuotaArgs,
 
-    /// Host port(s) that lead to a guest: [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]; VM= is
-    /// needed when there are several
+    /// Host port(s) that lead to a guest: [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]; or port(s) of its
+    /// own routed addresses that the world may open: [VM=]tcp|udp:own:PORT[-PORT]; VM= is needed when there
+    /// are several
     #[arg(long, value_name = "SPEC")]
     pub(crate) forward: Vec<String>,
 

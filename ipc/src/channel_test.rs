@@ -198,7 +198,7 @@ fn a_message_with_too_many_descriptors_is_not_sent() {
     let error = Packet::new(ToEngine::Forwards(
         (0..=MAX_FDS)
             .map(|_| crate::engine::ForwardSocket {
-                socket: null.as_fd(),
+                socket: Some(null.as_fd()),
                 vm: VmId::new(1),
                 vm_row: VmRow::new(0),
                 protocol: 6,

@@ -67,7 +67,7 @@ fn request() -> impl Strategy<Value = EngineRequest<Tag>> {
 
 fn forward(tag: i32) -> ForwardSocket<Tag> {
     ForwardSocket {
-        socket: Tag(tag),
+        socket: Some(Tag(tag)),
         vm: VmId::new(tag as u32),
         vm_row: VmRow::new(3),
         protocol: 6,

@@ -181,6 +181,11 @@ impl Config {
         }
     }
 
+    /// Returns the prefix of a VM that is routed to the host.
+    pub(super) fn routed_prefix_of(&self, vm: &VmConfig) -> Option<Ipv6Net> {
+        vm.ipv6_prefix.filter(|_| self.is_routed(vm))
+    }
+
     /// Whether a VM's prefix is routed to the host, by what is configured.
     fn is_routed(&self, vm: &VmConfig) -> bool {
         vm.ipv6.unwrap_or(self.network.ipv6) == Ipv6Mode::Routed

@@ -91,7 +91,12 @@ impl Config {
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
         let given = forwards(&self.flags.forwards, file, &names)?;
         let mode_of = |forward: &Forward| self.vms.get(forward.vm)?.ipv6;
-        self.forwards = self.in_families(given, mode_of)?;
+        let mut forwards = self.in_families(given, mode_of)?;
+        for forward in &mut forwards {
+            let routed = self.vms.get(forward.vm);
+            forward.settle_own(routed.and_then(|vm| self.routed_prefix_of(vm)))?;
+        }
+        self.forwards = forwards;
         self.check_source_ports(&self.forwards)?;
         self.check_host_loopback()
     }
@@ -172,11 +177,15 @@ impl Config {
     /// # Errors
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
+        self.assign_prefix(vm)?;
         let given = std::mem::take(&mut vm.forwards);
-        vm.forwards = self.in_families(given, |_| vm.ipv6)?;
+        let mut forwards = self.in_families(given, |_| vm.ipv6)?;
+        let routed = self.routed_prefix_of(vm);
+        let mut all = forwards.iter_mut();
+        all.try_for_each(|forward| forward.settle_own(routed))?;
+        vm.forwards = forwards;
         self.check_source_ports(&vm.forwards)?;
         self.check_loopback_of(vm)?;
-        self.assign_prefix(vm)?;
         self.choose_policy(vm)
     }
 
@@ -280,7 +289,9 @@ impl Config {
     }
 
     fn check_source_ports(&self, forwards: &[Forward]) -> Result<(), ConfigError> {
-        check_ports("--nat-ports", &self.nat_ports, forwards)?;
+        // The guest's own address has all ports.
+        let of_host = forwards.iter().filter(|forward| !forward.is_own);
+        check_ports("--nat-ports", &self.nat_ports, of_host)?;
         let Some(range) = &self.eim_ports else {
             return Ok(());
         };
@@ -293,6 +304,7 @@ impl Config {
                 "give ranges that have no port in common",
             ));
         }
+        // The programs' table tells no port of the range that is a mapping's from another.
         check_ports("--eim-ports", range, forwards)
     }
 
@@ -310,12 +322,13 @@ fn host_has_ipv6() -> bool {
     Path::new("/proc/net/if_inet6").exists()
 }
 
-fn check_ports(
+fn check_ports<'f>(
     flag: &'static str,
     range: &RangeInclusive<u16>,
-    forwards: &[Forward],
+    forwards: impl IntoIterator<Item = &'f Forward>,
 ) -> Result<(), ConfigError> {
-    if let Some(f) = forwards.iter().find(|f| range.contains(&f.host_port)) {
+    let mut forwards = forwards.into_iter();
+    if let Some(f) = forwards.find(|f| range.contains(&f.host_port)) {
         return Err(ConfigError::new(
             flag,
             format!("{}-{}", range.start(), range.end()),

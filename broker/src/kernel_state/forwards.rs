@@ -1,4 +1,5 @@
-//! Forwarded ports: their sockets, their keys in the map, and the rules that their flows show.
+//! Forwarded ports: their sockets, their keys in the map, and the rules that their flows show. A port of a
+//! guest's own address of IPv6 is one, too, but for the socket: nobody can bind it here.
 //!
 //! Forwards of the command line and of the policy file are there from the start to the end; those
 //! of a daemon's VMs come and go with the VM's definition. A port is held from the moment at which
@@ -25,13 +26,16 @@ use crate::config::{Config, VmConfig};
 /// forward that is added needs none; a flow's addresses show the port.
 const OF_ITS_VM: &str = "forward of its VM";
 
-/// A forwarded port of the host.
+/// A forwarded port of the host, or an open one of a guest's own address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HostPort {
     protocol: u8,
     port: u16,
-    /// 0.0.0.0 or `::`: any address of the family.
+    /// 0.0.0.0 or `::`: any address of the family. Of a guest's own ports the first address of a /64
+    /// stands for all of it.
     host: IpAddr,
+    /// Whether it is a guest's own: the host has no such address, so nobody can bind the port there.
+    is_own: bool,
 }
 
 impl HostPort {
@@ -40,11 +44,15 @@ impl HostPort {
             protocol: forward.protocol,
             port: forward.host_port,
             host: forward.host,
+            is_own: forward.is_own,
         }
     }
 
     /// Whether the two can't be bound at the same time.
     fn clashes(self, other: Self) -> bool {
+        if self.is_own || other.is_own {
+            return false;
+        }
         let has_any = self.host.is_unspecified() || other.host.is_unspecified();
         let is_same_family = self.host.is_ipv4() == other.host.is_ipv4();
         (self.protocol, self.port) == (other.protocol, other.port)
@@ -59,6 +67,10 @@ impl HostPort {
         let Self { protocol, port, .. } = self;
         match self.host {
             IpAddr::V4(host) => Key::V4(ForwardKey::new(host.into(), port, protocol)),
+            // No guest has the first address of its /64.
+            IpAddr::V6(host) if self.is_own && host.to_bits() as u64 == 0 => {
+                Key::V6(ForwardKey6::of_routed_port(host.into(), port, protocol))
+            }
             IpAddr::V6(host) => Key::V6(ForwardKey6::new(host.into(), port, protocol)),
         }
     }
@@ -102,7 +114,8 @@ pub(crate) struct HeldForward {
     guest_port: u16,
     /// Text of the rule that its flows show.
     rule: String,
-    socket: OwnedFd,
+    /// The socket that holds the port; `None`: it is of the guest's own address.
+    socket: Option<OwnedFd>,
 }
 
 /// Error: the engine still has the socket of a port that a VM has given back.
@@ -181,10 +194,12 @@ pub(crate) struct ForwardChange {
 #[derive(Debug)]
 struct AddedForward {
     forward: Forward,
-    /// Its socket; `None`: the VM holds the port already.
+    /// Its socket; `None`: the VM holds the port already, or it has none.
     socket: Option<OwnedFd>,
-    /// A copy of the socket for the engine.
-    for_engine: OwnedFd,
+    /// A copy of the socket for the engine; `None`: it has none.
+    for_engine: Option<OwnedFd>,
+    /// Whether the VM holds the port already.
+    is_held: bool,
 }
 
 impl ForwardChange {
@@ -247,21 +262,24 @@ impl Attached {
         let removed: Vec<HostPort> = old.iter().filter(is_removed).map(HostPort::of).collect();
         let mut added = Vec::new();
         for forward in &new.forwards {
-            let socket = match held(forward) {
+            let held = held(forward);
+            let socket = match held {
                 Some(held) if held.guest_port == forward.guest_port => continue,
                 Some(_) => None,
-                None => Some(self.reserve_for(forward, &new.name)?),
+                None => self.reserve_for(forward, &new.name)?,
             };
-            let held = held(forward).map(|held| &held.socket);
-            let ours = socket.as_ref().or(held);
-            let ours = ours.context("a forward without its socket")?;
+            let ours = socket
+                .as_ref()
+                .or(held.and_then(|held| held.socket.as_ref()));
+            let for_engine = ours.map(OwnedFd::try_clone).transpose();
             added.push(AddedForward {
                 forward: forward.clone(),
-                for_engine: ours.try_clone().context("copying a forward's socket")?,
+                for_engine: for_engine.context("copying a forward's socket")?,
                 socket,
+                is_held: held.is_some(),
             });
         }
-        let new = added.iter().filter(|new| new.socket.is_some());
+        let new = added.iter().filter(|new| !new.is_held);
         let more: Vec<HostPort> = new.map(|new| HostPort::of(&new.forward)).collect();
         let fewer = removed.iter().filter(|port| wanted(**port).is_none());
         self.check_room(&more, &fewer.copied().collect::<Vec<_>>())?;
@@ -294,8 +312,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Takes the port of a VM's new forward.
-    fn reserve_for(&self, forward: &Forward, vm: &str) -> anyhow::Result<OwnedFd> {
+    /// Takes the port of a VM's new forward. One of the guest's own address has no socket.
+    fn reserve_for(&self, forward: &Forward, vm: &str) -> anyhow::Result<Option<OwnedFd>> {
         match self.forwards.holder(forward, vm) {
             None => reserve::reserve(forward).map_err(|e| match self.forwards.awaited(forward) {
                 Some(awaited) if e.is::<ResourceTaken>() => awaited.into(),
@@ -335,13 +353,12 @@ impl Attached {
             forward,
             socket,
             for_engine,
+            ..
         } in added
         {
             let port = HostPort::of(&forward);
-            let held = self.forwards.held.remove(&port).map(|held| held.socket);
-            let Some(socket) = socket.or(held) else {
-                continue;
-            };
+            let held = self.forwards.held.remove(&port);
+            let socket = socket.or(held.and_then(|held| held.socket));
             let held = HeldForward::of_vm(&name, &forward, socket);
             sockets.push(self.forward_socket(port, &held, for_engine, open));
             self.forwards.held.insert(port, held);
@@ -366,6 +383,22 @@ impl Attached {
             let held = self.forwards.of_vm(&vm.config.name, port);
             held.map_or(Ok(()), |held| self.open_forward(port, held, &vm.open))
         })
+    }
+
+    /// Opens or closes the ports of a VM's own addresses: their prefix is the VM's alone, or not for now.
+    pub(super) fn follow_own_ports(&self, vm: &ServedVm, is_its: bool) {
+        let name = &vm.config.name;
+        let all = self.forwards.held.iter();
+        for (port, held) in all.filter(|(port, held)| port.is_own && held.vm == *name) {
+            match is_its {
+                false => self.close_forward(*port),
+                true => {
+                    if let Err(e) = self.open_forward(*port, held, &vm.open) {
+                        tracing::warn!("{name}: {e:#}");
+                    }
+                }
+            }
+        }
     }
 
     /// Returns the forwards of a VM's definition whose ports it does not hold.
@@ -407,14 +440,18 @@ impl Attached {
         let maps = self.datapath.maps();
         let by_name = self.open_by_name();
         // One that stays is written over, so that nobody else can take its place meanwhile.
+        let stays_as = |port: &HostPort| {
+            let held = self.forwards.held.get(port);
+            held.is_some_and(|held| port.is_from_links() && by_name.contains_key(&*held.vm))
+        };
         let stays = |host: IpAddr, port, protocol| {
-            let port = HostPort {
+            let as_own = |is_own| HostPort {
                 protocol,
                 host,
                 port,
+                is_own,
             };
-            let held = self.forwards.held.get(&port);
-            held.is_some_and(|held| port.is_from_links() && by_name.contains_key(&*held.vm))
+            [false, true].map(as_own).iter().any(stays_as)
         };
         // Those of mappings are the engine's.
         let mapped = self.config.eim_ports.as_ref();
@@ -429,7 +466,7 @@ impl Attached {
             ids.contains(&target.id())
                 && !routed.contains(key)
                 && (key.is_routed() || !is_mapped(key.port))
-                && !stays(IpAddr::V6(key.host.into()), key.port, key.protocol)
+                && !stays(IpAddr::V6(key.host.into()), key.port, key.transport())
         })?;
         for (port, held) in &self.forwards.held {
             if let Some(open) = by_name.get(held.vm.as_str())
@@ -459,7 +496,8 @@ impl Attached {
 
     /// The sockets of all forwards.
     pub(crate) fn held_sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.forwards.held.values().map(|held| held.socket.as_fd())
+        let held = self.forwards.held.values();
+        held.filter_map(|held| Some(held.socket.as_ref()?.as_fd()))
     }
 
     /// All forwards of a worker's VMs, in the form in which its engine gets them.
@@ -469,7 +507,8 @@ impl Attached {
         let all = self.forwards.held.iter();
         all.filter_map(|(port, held)| {
             let open = by_name.get(held.vm.as_str())?;
-            Some(self.forward_socket(*port, held, held.socket.as_fd(), open))
+            let socket = held.socket.as_ref().map(OwnedFd::as_fd);
+            Some(self.forward_socket(*port, held, socket, open))
         })
         .collect()
     }
@@ -478,7 +517,7 @@ impl Attached {
         &self,
         port: HostPort,
         held: &HeldForward,
-        socket: F,
+        socket: Option<F>,
         open: &OpenVm,
     ) -> ForwardSocket<F> {
         let at = forward_texts(&self.config).position(|text| text == held.rule);
@@ -501,7 +540,7 @@ impl Attached {
 }
 
 impl HeldForward {
-    fn of_vm(vm: &str, forward: &Forward, socket: OwnedFd) -> Self {
+    fn of_vm(vm: &str, forward: &Forward, socket: Option<OwnedFd>) -> Self {
         Self {
             vm: vm.to_owned(),
             guest_port: forward.guest_port,

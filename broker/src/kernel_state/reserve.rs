@@ -24,15 +24,18 @@ const BACKLOG: i32 = 1_024;
 #[error("{0}")]
 pub(crate) struct ResourceTaken(pub(crate) String);
 
-/// Takes a forward's socket over from a predecessor, or makes one.
+/// Takes a forward's socket over from a predecessor, or makes one. `None`: it has none.
 pub(super) fn take_over(
     forward: &Forward,
     handed_over: &mut HandedOver,
-) -> anyhow::Result<OwnedFd> {
+) -> anyhow::Result<Option<OwnedFd>> {
     let kind = kind_of(forward);
     let address = SocketAddr::new(forward.host, forward.host_port);
     let handed_over = handed_over.socket(kind, address);
-    handed_over.map_or_else(|| reserve(forward), Ok)
+    match handed_over {
+        Some(socket) => Ok(Some(socket)),
+        None => reserve(forward),
+    }
 }
 
 fn kind_of(forward: &Forward) -> SockType {
@@ -42,8 +45,16 @@ fn kind_of(forward: &Forward) -> SockType {
     }
 }
 
-/// Binds a forward's host port, and listens on it if it is TCP's. The socket is non-blocking.
-pub(crate) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
+/// Binds a forward's host port, and listens on it if it is TCP's. The socket is non-blocking. `None`: the
+/// address is the guest's own, and nobody can bind its ports here.
+pub(crate) fn reserve(forward: &Forward) -> anyhow::Result<Option<OwnedFd>> {
+    match forward.is_own {
+        true => Ok(None),
+        false => bound(forward).map(Some),
+    }
+}
+
+fn bound(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let tcp = forward.protocol == Protocol::Tcp as u8;
     let name = if tcp { "tcp" } else { "udp" };
     let what = || {

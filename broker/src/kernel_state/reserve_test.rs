@@ -13,6 +13,7 @@ fn forward(protocol: Protocol, host: Ipv4Addr, host_port: u16) -> Forward {
         vm: 0,
         protocol: protocol as u8,
         host: host.into(),
+        is_own: false,
         is_of_both: false,
         host_port,
         guest_port: 80,
@@ -28,7 +29,7 @@ fn a_free_port_is_taken_and_listens() {
         .local_addr()
         .unwrap()
         .port();
-    let fd = reserve(&forward(Protocol::Tcp, Ipv4Addr::LOCALHOST, free)).unwrap();
+    let fd = bound(&forward(Protocol::Tcp, Ipv4Addr::LOCALHOST, free)).unwrap();
     let client = std::net::TcpStream::connect(("127.0.0.1", free)).unwrap();
     // Urgent data that comes before the connection is accepted displaces no other.
     for byte in [b"a", b"b"] {
@@ -52,7 +53,7 @@ fn a_taken_port_says_by_whom() {
         (Protocol::Udp, udp.local_addr().unwrap().port()),
     ] {
         for host in [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED] {
-            let taken = || format!("{:#}", reserve(&forward(protocol, host, port)).unwrap_err());
+            let taken = || format!("{:#}", bound(&forward(protocol, host, port)).unwrap_err());
             let mut error = taken();
             assert!(error.contains(&format!("port {port}")), "{error}");
             // A child that another test forks has a copy of the socket until its `exec`.
@@ -74,7 +75,7 @@ fn of_several_that_have_a_taken_port_another_process_is_named() {
     let copy = OwnedFd::from(tcp.try_clone().unwrap());
     let mut other = Command::new("sleep").arg("60").stdin(copy).spawn().unwrap();
     let port = tcp.local_addr().unwrap().port();
-    let taken = reserve(&forward(Protocol::Tcp, Ipv4Addr::LOCALHOST, port));
+    let taken = bound(&forward(Protocol::Tcp, Ipv4Addr::LOCALHOST, port));
     other.kill().unwrap();
     let error = format!("{:#}", taken.unwrap_err());
     assert!(
@@ -89,7 +90,7 @@ fn an_address_of_another_host_is_refused() {
     let other = Ipv4Addr::new(192, 0, 2, 99);
     let error = format!(
         "{:#}",
-        reserve(&forward(Protocol::Tcp, other, 1)).unwrap_err()
+        bound(&forward(Protocol::Tcp, other, 1)).unwrap_err()
     );
     assert!(
         error.contains("192.0.2.99 is not an address of this host"),
@@ -108,4 +109,13 @@ fn the_kernels_table_is_read_as_documented() {
     assert_eq!(of([0, 0, 0, 0], 8080), [(4242, 7)]);
     assert_eq!(of([192, 0, 2, 1], 8080), []);
     assert_eq!(of([192, 0, 2, 1], 8081), [(4244, 0)]);
+}
+
+#[test]
+fn a_port_of_the_guests_own_address_has_no_socket() {
+    let own = Forward {
+        is_own: true,
+        ..forward(Protocol::Tcp, Ipv4Addr::UNSPECIFIED, 80)
+    };
+    assert!(reserve(&own).unwrap().is_none());
 }

@@ -6,15 +6,16 @@
 //! program, which needs the uplink's MAC for it. That is so whether or not the prefix is on that link:
 //! a router that has a route by this host does not ask.
 use std::{
-    collections::{BTreeMap, HashSet},
-    net::IpAddr,
+    cell::RefCell,
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{IpAddr, Ipv6Addr},
 };
 
 use anyhow::bail;
 use ipnet::{IpNet, Ipv6Net};
-use slipgate_abi::{ForwardKey6, IfIndex};
+use slipgate_abi::{ForwardKey6, IfIndex, VmId};
 use slipgate_control::{
-    groups::AllGroups,
+    groups::{AllGroups, SolicitedGroups},
     routed::{self, Routed},
     vm::OpenVm,
 };
@@ -32,6 +33,38 @@ pub(crate) struct NeighbourLinks {
     groups: Option<AllGroups>,
     /// Why there is none though VMs may have routed prefixes. It is said where one has.
     refused: Option<String>,
+    listening: RefCell<Listening>,
+}
+
+/// The groups of VMs' single addresses, so that switches which follow listeners pass what neighbours ask.
+/// A guest with a /64 makes its addresses itself.
+#[derive(Debug, Default)]
+struct Listening {
+    groups: SolicitedGroups,
+    of_vm: HashMap<VmId, (IfIndex, Ipv6Addr)>,
+}
+
+impl Listening {
+    /// Listens for a VM's single address on this link, and on no other. `None`: on none.
+    fn follow(&mut self, vm: VmId, wanted: Option<(IfIndex, Ipv6Addr)>) {
+        let present = self.of_vm.get(&vm).copied();
+        if present == wanted {
+            return;
+        }
+        if let Some((link, address)) = self.of_vm.remove(&vm) {
+            self.groups.leave(link, address);
+        }
+        let Some((link, address)) = wanted else {
+            return;
+        };
+        match self.groups.join(link, address) {
+            Ok(()) => drop(self.of_vm.insert(vm, (link, address))),
+            Err(e) => tracing::warn!(
+                "{address}: {e}: a switch that follows listeners (MLD snooping) may keep back what \
+                 neighbours ask of it"
+            ),
+        }
+    }
 }
 
 impl NeighbourLinks {
@@ -77,12 +110,13 @@ impl Attached {
                  ({e}): give slipgate CAP_NET_RAW, or have the router route the prefix by this host"
             );
         }
-        self.answer_neighbours_of(config, open);
+        self.answer_neighbours_of(config, open, prefix);
         Ok(())
     }
 
     /// Leaves packets to the prefix of a VM to the host again.
     pub(crate) fn close_routed_prefix(&self, open: &OpenVm, ipv6: Option<&GuestIpv6>) {
+        self.listen_for(open, None);
         if let Some(prefix) = prefix_of(ipv6)
             && let Err(e) = routed::leave(self.datapath.maps(), routed_of(prefix), open.id)
         {
@@ -104,6 +138,7 @@ impl Attached {
             match (own, is_taken) {
                 (Some(own), true) => {
                     self.close_routed_prefix(&vm.open, vm.ipv6.as_ref());
+                    self.follow_own_ports(vm, false);
                     if let Some(vm6) = maps.vm6(vm.open.row) {
                         vm6.set_proxy(None);
                     }
@@ -116,7 +151,10 @@ impl Attached {
                 }
                 (None, false) => {
                     match self.open_routed_prefix(&vm.config, &vm.open, vm.ipv6.as_ref()) {
-                        Ok(()) => tracing::info!("{name}: {prefix} is the VM's alone again"),
+                        Ok(()) => {
+                            self.follow_own_ports(vm, true);
+                            tracing::info!("{name}: {prefix} is the VM's alone again");
+                        }
                         Err(e) => tracing::warn!("{name}: {e:#}"),
                     }
                 }
@@ -169,12 +207,12 @@ impl Attached {
     /// Has neighbours answered on the link that is a VM's uplink now.
     pub(crate) fn answer_neighbours(&self, vm: &ServedVm) {
         let prefix = prefix_of(vm.ipv6.as_ref());
-        if prefix.is_some_and(|prefix| self.host_address_in(prefix).is_none()) {
-            self.answer_neighbours_of(&vm.config, &vm.open);
+        if let Some(prefix) = prefix.filter(|prefix| self.host_address_in(*prefix).is_none()) {
+            self.answer_neighbours_of(&vm.config, &vm.open, prefix);
         }
     }
 
-    fn answer_neighbours_of(&self, config: &VmConfig, open: &OpenVm) {
+    fn answer_neighbours_of(&self, config: &VmConfig, open: &OpenVm, prefix: Ipv6Net) {
         let link = self.uplink_of(config);
         let link = link.and_then(|ifindex| self.watch.network().links.get(&ifindex));
         let link = link.filter(|link| link.has_l2);
@@ -187,6 +225,13 @@ impl Attached {
         if let Some(vm6) = self.datapath.maps().vm6(open.row) {
             vm6.set_proxy(proxy);
         }
+        let single = link.filter(|_| prefix.prefix_len() == 128);
+        self.listen_for(open, single.map(|link| (link.ifindex, prefix.network())));
+    }
+
+    fn listen_for(&self, open: &OpenVm, wanted: Option<(IfIndex, Ipv6Addr)>) {
+        let mut listening = self.neighbour_links.listening.borrow_mut();
+        listening.follow(open.id, wanted);
     }
 
     fn present_macs(&self) -> BTreeMap<IfIndex, [u8; 6]> {

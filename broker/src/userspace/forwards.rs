@@ -6,7 +6,7 @@
 //! ([`super::inside_sockets`]), its own.
 use std::{
     net::SocketAddr,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use slipgate_abi::RuleIndex;
@@ -24,7 +24,7 @@ use crate::{
 
 /// The forwards of the guest, whose ports are held.
 #[derive(Debug, Default)]
-pub(super) struct Forwards(Vec<(Forward, OwnedFd)>);
+pub(super) struct Forwards(Vec<(Forward, Option<OwnedFd>)>);
 
 impl Forwards {
     /// Takes the ports of the host.
@@ -54,7 +54,7 @@ impl Forwards {
                 let at = forward_texts(nat).position(|other| other == text);
                 let rule = RuleIndex::new(first + at.unwrap_or(0) as u32);
                 ForwardSocket {
-                    socket: socket.as_fd(),
+                    socket: socket.as_ref().map(OwnedFd::as_fd),
                     vm: place.open.id,
                     vm_row: place.open.row,
                     protocol: forward.protocol,

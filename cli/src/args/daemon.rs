@@ -113,7 +113,8 @@ pub(crate) struct VmPutArgs {
     /// A label for your own use; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub(crate) label: Vec<(String, String)>,
-    /// Lead a port of the host to the guest; with `set`, all that there are to be
+    /// Lead a port of the host to the guest, or open one of its own routed addresses (tcp|udp:own:PORT);
+    /// with `set`, all that there are to be
     #[arg(long, value_name = "tcp|udp:[ADDR:]PORT:PORT")]
     pub(crate) forward: Vec<String>,
     /// With `set`: forward nothing any more

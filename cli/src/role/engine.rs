@@ -163,7 +163,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         }
         engine.set_namespace(vm, sockets);
     }
-    for forward in relayed {
+    for forward in relayed.into_iter().flatten() {
         engine.add_relay_forward(forward)?;
     }
     if let Some(output) = pcap {

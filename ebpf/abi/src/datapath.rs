@@ -175,6 +175,9 @@ pub unsafe trait Kernel: Copy {
     /// # Errors
     /// If the kernel refuses.
     fn push_ethernet(self) -> Result<(), Refused>;
+    /// Makes the frame longer by this many bytes, which are zero and linear. Returns `false` if the kernel
+    /// refuses. Moves the frame.
+    fn grow(self, by: u32) -> bool;
     /// Updates the L4 checksum at `offset`, which may be full, partial or complete, for a word that
     /// changes: `bpf_l4_csum_replace`, with its flags. Moves the frame.
     ///

@@ -29,9 +29,9 @@ impl ForwardKey {
     }
 }
 
-/// Key of `FORWARDS6`. A packet is looked up by its destination address, then by `::`. The map also
-/// has what is routed to VMs: prefixes ([`ForwardKey6::of_routed`]) and single addresses
-/// ([`ForwardKey6::of_routed_address`]).
+/// Key of `FORWARDS6`. A packet is looked up by its destination address, then by the /64 of a guest's own
+/// addresses ([`ForwardKey6::of_routed_port`]), then by `::`. The map also has what is routed to VMs:
+/// prefixes ([`ForwardKey6::of_routed`]) and single addresses ([`ForwardKey6::of_routed_address`]).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ForwardKey6 {
@@ -80,6 +80,28 @@ impl ForwardKey6 {
             protocol: Protocol::Icmpv6 as u8,
             pad: [0; 5],
         }
+    }
+
+    /// Key of a port, host order, of all addresses of the /64 that has this one, which the network
+    /// routes to a VM: its first address, and a protocol of its own, so that no forward of an address has
+    /// such a key.
+    #[inline(always)]
+    pub const fn of_routed_port(address: Ip6, port: u16, protocol: u8) -> Self {
+        let [upper, _] = address.halves();
+        Self {
+            host: Ip6::from_halves([upper, 0]),
+            port,
+            protocol: protocol | Self::OF_PREFIX,
+            pad: [0; 5],
+        }
+    }
+
+    /// Set in the protocol of a port of a whole /64.
+    const OF_PREFIX: u8 = 0x80;
+
+    /// Number of the [`crate::Protocol`] of a port, whether of one address or of a /64.
+    pub const fn transport(&self) -> u8 {
+        self.protocol & !Self::OF_PREFIX
     }
 
     /// Whether it is the key of a prefix or an address that the network routes to a VM.

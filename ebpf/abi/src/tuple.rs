@@ -46,6 +46,10 @@ pub struct Ip6 {
 impl Ip6 {
     /// The unspecified address, `::`.
     pub const UNSPECIFIED: Self = Self { octets: [0; 16] };
+    /// All nodes of a link, `ff02::1` (RFC 4291 section 2.7.1).
+    pub const ALL_NODES: Self = Self {
+        octets: [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    };
     /// The loopback address, `::1`.
     pub const LOOPBACK: Self = Self {
         octets: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],

@@ -11,7 +11,7 @@ use aya_ebpf::{
         generated::{
             bpf_check_mtu, bpf_fib_lookup, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns,
             bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head,
-            bpf_skb_load_bytes, bpf_skb_pull_data,
+            bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data,
         },
     },
     programs::TcContext,
@@ -169,6 +169,14 @@ unsafe impl Kernel for Skb {
         // SAFETY: a live context.
         let ret = unsafe { bpf_skb_change_head(self.0, ETHERNET_LEN as u32, 0) };
         if ret == 0 { Ok(()) } else { Err(Refused) }
+    }
+
+    #[inline(always)]
+    fn grow(self, by: u32) -> bool {
+        let len = self.frame_len() + by;
+        // SAFETY: a live context.
+        let is_grown = unsafe { bpf_skb_change_tail(self.0, len, 0) == 0 };
+        is_grown && self.pull(len)
     }
 
     #[inline(always)]

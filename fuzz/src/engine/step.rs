@@ -302,6 +302,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 vm_row: VmRow::new(row),
                 guest_port: 80,
                 rule: RuleIndex::new(12),
+                is_own: false,
             };
             rig.tell(move |engine| engine.set_forwards(vec![forward]));
         }

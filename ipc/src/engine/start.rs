@@ -111,18 +111,20 @@ pub struct Policies<F = OwnedFd> {
     pub strictly: Vec<VmId>,
 }
 
-/// A port of the host that leads to a guest.
+/// A port of the host that leads to a guest, or a port of a guest's own address.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ForwardSocket<F = OwnedFd> {
-    /// The bound socket that reserves the port.
-    pub socket: F,
+    /// The bound socket that reserves the port; `None`: the address is the guest's own, and packets come
+    /// without translation.
+    pub socket: Option<F>,
     /// Id of the VM.
     pub vm: VmId,
     /// Row of the VM.
     pub vm_row: VmRow,
     /// IP protocol number: 6 (TCP) or 17 (UDP).
     pub protocol: u8,
-    /// The host's address, or 0.0.0.0 or `::` for any, and the port.
+    /// The host's address, or 0.0.0.0 or `::` for any, and the port. Of the guest's own addresses one, or
+    /// the first of its /64 for all of these.
     pub host: SocketAddr,
     /// Port of the guest.
     pub guest_port: u16,
@@ -137,5 +139,5 @@ maps_descriptors!(struct Start {
 });
 maps_descriptors!(struct Policies { id, policies: fd, local, vms, strictly });
 maps_descriptors!(struct ForwardSocket {
-    socket: fd, vm, vm_row, protocol, host, guest_port, rule,
+    socket: optional, vm, vm_row, protocol, host, guest_port, rule,
 });

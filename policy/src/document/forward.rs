@@ -1,6 +1,8 @@
-//! `--forward [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`: ports of the host that lead to a guest.
+//! `--forward [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`: ports of the host that lead to a guest, and
+//! `--forward [VM=]tcp|udp:own:PORT[-PORT]`: ports of the guest's own addresses of IPv6.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::{IpNet, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
 
@@ -13,8 +15,11 @@ pub struct Forward {
     pub vm: usize,
     /// IP protocol number: TCP (6) or UDP (17).
     pub protocol: u8,
-    /// Address of the host; 0.0.0.0 or `::`: any of the family.
+    /// Address of the host; 0.0.0.0 or `::`: any of the family. Of a port of the guest's own: its address,
+    /// or the first of its prefix for all of these; `::` until they are known.
     pub host: IpAddr,
+    /// Whether it is a port of the guest's own addresses, to which packets come without translation.
+    pub is_own: bool,
     /// Whether no address was given: the port leads to the guest by IPv6 too, if the guest has it.
     pub is_of_both: bool,
     /// Port of the host.
@@ -25,8 +30,8 @@ pub struct Forward {
     pub spec: String,
 }
 
-const FORMS: &str = "give tcp:8080:80, udp:5353:53, tcp:127.0.0.1:9000-9010:9000-9010 or \
-                     tcp:[2001:db8::1]:8080:80, \
+const FORMS: &str = "give tcp:8080:80, udp:5353:53, tcp:127.0.0.1:9000-9010:9000-9010, \
+                     tcp:[2001:db8::1]:8080:80 or tcp:own:443, \
                      with NAME= before it to name the VM";
 
 impl Forward {
@@ -39,8 +44,43 @@ impl Forward {
         })
     }
 
+    /// Completes a forward of a VM with this routed prefix, or with none: one of its own addresses gets
+    /// these, and one that names an address of the prefix is one of its own.
+    ///
+    /// # Errors
+    /// The VM has no addresses of its own, or the port of the guest is another one.
+    pub fn settle_own(&mut self, routed: Option<Ipv6Net>) -> Result<(), ConfigError> {
+        let refused = |problem: &str, remedy: &str| {
+            Err(ConfigError::new("--forward", &self.spec, problem, remedy))
+        };
+        let is_named = |host: IpAddr| routed.is_some_and(|net| IpNet::V6(net).contains(&host));
+        match routed {
+            None if self.is_own => refused(
+                "the VM has no addresses of its own",
+                "give it `--ipv6 routed:PREFIX`, or forward a port of the host like tcp:8080:80",
+            ),
+            Some(routed) if self.is_own => {
+                self.host = routed.network().into();
+                Ok(())
+            }
+            _ if !is_named(self.host) => Ok(()),
+            _ if self.host_port != self.guest_port => refused(
+                "the address is the guest's own, to which packets come without translation",
+                "give the same port twice",
+            ),
+            _ => {
+                self.is_own = true;
+                Ok(())
+            }
+        }
+    }
+
     /// Whether the two can't be served at the same time.
     fn clashes(&self, other: &Self) -> bool {
+        // No two VMs have the same address of their own, and the host has none of them.
+        if self.is_own != other.is_own || self.is_own && self.vm != other.vm {
+            return false;
+        }
         let has_any = self.host.is_unspecified() || other.host.is_unspecified();
         let is_same_host = match self.host.is_ipv4() == other.host.is_ipv4() {
             true => self.host == other.host || has_any,
@@ -133,7 +173,15 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
     const NOT: &str = "not PROTOCOL:[ADDR:]PORT:PORT";
     let (protocol, rest) = rest.split_once(':').ok_or_else(|| form(NOT))?;
     let (host, ports) = split_host(rest).ok_or_else(|| form(NOT))?;
+    let is_own = matches!(host, Some(Host::Own));
     let (host_ports, guest_ports) = match ports.split_once(':') {
+        None if is_own => (ports, ports),
+        Some((ports, again)) if is_own && ports != again => {
+            return Err(err(
+                "packets to the guest's own addresses come without translation".into(),
+                format!("give the ports once, like {protocol}:own:{again}"),
+            ));
+        }
         Some((host_ports, guest_ports)) if !guest_ports.contains(':') => (host_ports, guest_ports),
         _ => return Err(form(NOT)),
     };
@@ -145,6 +193,7 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
     let is_of_both = host.is_none();
     let host = match host {
         None => Ipv4Addr::UNSPECIFIED.into(),
+        Some(Host::Own) => Ipv6Addr::UNSPECIFIED.into(),
         Some(Host::V4(text)) => address("--forward", text)?.into(),
         Some(Host::V6(text)) => address6(text).map_err(|problem| err(problem, FORMS.into()))?,
     };
@@ -168,6 +217,7 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
             vm,
             protocol: protocol as u8,
             host,
+            is_own,
             is_of_both,
             host_port,
             guest_port,
@@ -176,14 +226,19 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
         .collect())
 }
 
-/// The host's address in a forward, as text.
+/// The address in a forward, as text.
 enum Host<'t> {
+    /// All of the guest's own.
+    Own,
     V4(&'t str),
     V6(&'t str),
 }
 
 /// Splits `[ADDR:]PORTS:PORTS`, where an IPv6 address is in brackets. `None`: a bracket is not closed.
 fn split_host(text: &str) -> Option<(Option<Host<'_>>, &str)> {
+    if let Some(ports) = text.strip_prefix("own:") {
+        return Some((Some(Host::Own), ports));
+    }
     if let Some(text) = text.strip_prefix('[') {
         let (host, ports) = text.split_once("]:")?;
         return Some((Some(Host::V6(host)), ports));

@@ -62,3 +62,43 @@ fn a_port_is_given_once_in_each_family() {
         assert_eq!(both(a, b).unwrap().len(), 2, "{a} {b}");
     }
 }
+
+#[test]
+fn ports_of_the_guests_own_addresses_are_given_once() {
+    let routed = "2001:db8:7::/64".parse().unwrap();
+    let mut forwards = parsed("tcp:own:443-444").unwrap();
+    for (at, forward) in (443..).zip(&mut forwards) {
+        assert!(forward.is_own && !forward.is_of_both && forward.host.is_unspecified());
+        assert_eq!((forward.host_port, forward.guest_port), (at, at));
+        forward.settle_own(Some(routed)).unwrap();
+        assert_eq!(forward.host.to_string(), "2001:db8:7::");
+    }
+    assert_eq!(parsed("udp:own:53:53").unwrap()[0].guest_port, 53);
+    let error = parsed("tcp:own:443:8443").unwrap_err();
+    assert!(error.contains("without translation"), "{error}");
+    let error = forwards[0].settle_own(None).unwrap_err().to_string();
+    assert!(error.contains("no addresses of its own"), "{error}");
+    // An address of the prefix is one of the guest's, any other the host's.
+    let settled = |spec: &str| {
+        let mut forward = parsed(spec).unwrap().remove(0);
+        forward.settle_own(Some(routed)).map(|()| forward)
+    };
+    assert!(settled("tcp:[2001:db8:7::9]:443:443").unwrap().is_own);
+    assert!(!settled("tcp:[2001:db8:8::9]:443:80").unwrap().is_own);
+    assert!(!settled("tcp:443:80").unwrap().is_own);
+    let error = settled("tcp:[2001:db8:7::9]:443:80").unwrap_err();
+    assert!(error.to_string().contains("own"), "{error}");
+}
+
+#[test]
+fn own_ports_are_in_the_way_of_none_but_the_vms_own() {
+    let specs = |all: &[&str]| {
+        let all: Vec<String> = all.iter().map(|spec| (*spec).to_owned()).collect();
+        parse(&all, &["a", "b"]).map(|all| all.len())
+    };
+    assert_eq!(
+        specs(&["a=tcp:own:443", "b=tcp:own:443", "a=tcp:443:80"]).unwrap(),
+        3
+    );
+    assert!(specs(&["a=tcp:own:443", "a=tcp:own:440-450"]).is_err());
+}

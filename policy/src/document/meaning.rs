@@ -128,7 +128,10 @@ pub fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
             vm: None,
             ..entry.get_ref().clone()
         };
-        let added = forward::add(&mut all, &forward.spec(), &["VM"]);
+        // Each VM has its own addresses, so those of several may have the same port.
+        let is_own = matches!(forward.address, Some(schema::ForwardAddress::Word(_)));
+        let all = if is_own { &mut Vec::new() } else { &mut all };
+        let added = forward::add(all, &forward.spec(), &["VM"]);
         added.map_err(|e| file.error(&entry.span(), e.problem, e.remedy))?;
     }
     Ok(())

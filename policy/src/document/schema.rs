@@ -518,8 +518,8 @@ pub struct Forward {
     pub vm: Option<String>,
     /// Protocol of the ports: TCP or UDP.
     pub protocol: ForwardProtocol,
-    /// Address of the host [default: all].
-    pub address: Option<IpAddr>,
+    /// Address of the host [default: all]; `"own"`: the guest's own addresses of IPv6.
+    pub address: Option<ForwardAddress>,
     /// Port of the host, or a range `"9000-9010"`.
     pub host_port: Ports,
     /// Port of the guest, or a range of the same length [default: the host's].
@@ -535,8 +535,9 @@ impl Forward {
             ForwardProtocol::Udp => "udp",
         };
         let address = self.address.map(|address| match address {
-            IpAddr::V4(address) => format!("{address}:"),
-            IpAddr::V6(address) => format!("[{address}]:"),
+            ForwardAddress::Word(ForwardWord::Own) => "own:".to_owned(),
+            ForwardAddress::This(IpAddr::V4(address)) => format!("{address}:"),
+            ForwardAddress::This(IpAddr::V6(address)) => format!("[{address}]:"),
         });
         let (host, guest) = (&self.host_port, self.guest_port.as_ref());
         format!(
@@ -546,6 +547,24 @@ impl Forward {
             guest.unwrap_or(host)
         )
     }
+}
+
+/// Address that the world connects to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "an IP address or \"own\"")]
+pub enum ForwardAddress {
+    /// A word that stands for addresses.
+    Word(ForwardWord),
+    /// An address of the host, or of the guest's routed prefix.
+    This(IpAddr),
+}
+
+/// A word in the place of an address: `"own"`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ForwardWord {
+    /// All addresses of the guest's routed prefix, without translation.
+    Own,
 }
 
 /// Ports of the gateway that lead to the host's loopback.

@@ -161,7 +161,11 @@ fn take_room<D: Datapath>(
 impl<D: Datapath> Nat<D> {
     /// Opens a flow that keeps its guest's address and port. Returns its slot. Nobody else has
     /// these: the prefix is one VM's.
-    fn open_untranslated(&mut self, flow: NewFlow, now_ns: u64) -> Result<SlotIndex, Refusal> {
+    pub(super) fn open_untranslated(
+        &mut self,
+        flow: NewFlow,
+        now_ns: u64,
+    ) -> Result<SlotIndex, Refusal> {
         let world = toward(&flow).world(flow.nat_port);
         let mut opened = self.flows.open(&mut self.datapath, &flow, now_ns);
         // A deletion may have failed on either side.

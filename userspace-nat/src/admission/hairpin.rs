@@ -1,5 +1,5 @@
 //! Flows of guests to translated addresses of this host (RFC 4787 REQ-9): to a port of another
-//! guest's mapping, to one of their own, or to a forward.
+//! guest's mapping, to one of their own, or to a forward. And to other guests' own addresses.
 //!
 //! # Theory of operation
 //! Such a flow leaves by no link: its packets are led back in ([`crate::packet_path::hairpin`]), as
@@ -11,6 +11,11 @@
 //! The host's address is not what such a packet reaches, so no safe default refuses it. All else
 //! decides: the sender's rules about the address as it was sent, the receiver's about the address
 //! that it sees. Under an inspect rule the flow is refused.
+//!
+//! A guest whose prefix is routed has no translated address, and reaches other such guests of this engine
+//! by their own addresses, at ports that are open to the world. Neither end is translated, and no
+//! setting asks for it: the sender's rules decide as about any address, so that guests are protected
+//! unless one opens them. Its source is a guest's, as nobody outside can be.
 use std::net::{IpAddr, Ipv4Addr};
 
 use slipgate_abi::{Refusal, VmId, VmRow};
@@ -80,6 +85,28 @@ pub(crate) fn leads_in<D: Datapath>(
     }
 }
 
+/// Returns the VM whose own address this is, if the port is open to the world.
+pub(crate) fn leads_to_own(forwards: &Forwards, world: &FlowTuple) -> Option<LeadsIn> {
+    let forward = forwards.at(world).filter(|forward| forward.is_own)?;
+    Some(LeadsIn {
+        row: forward.vm_row,
+        vm: forward.vm,
+        by_forward: true,
+    })
+}
+
+/// Tuple on the world's side of packets to this destination, of whatever source.
+fn to_world(to: Destination) -> FlowTuple {
+    FlowTuple {
+        scope: FlowTuple::WORLD,
+        local: to.addr,
+        remote: anywhere(to.addr),
+        local_port: to.port,
+        remote_port: 0,
+        protocol: to.protocol as u8,
+    }
+}
+
 /// Whether the rules in force let a VM have a flow that is led back in.
 pub(super) fn may_hairpin(rules: &Rules, vm: VmId, to: Destination) -> bool {
     rules.nat_behaviour(vm, to.protocol).hairpins() && rules.decide_hairpin(vm, to).is_allowed()
@@ -102,14 +129,7 @@ impl<D: Datapath> Planner<'_, D> {
         if vm.net.is_routed_to(to.addr) {
             return None;
         }
-        let world = FlowTuple {
-            scope: FlowTuple::WORLD,
-            local: to.addr,
-            remote: anywhere(to.addr),
-            local_port: to.port,
-            remote_port: 0,
-            protocol: to.protocol as u8,
-        };
+        let world = to_world(to);
         let leads = leads_in(self.nat, self.rules, self.forwards, &world)?;
         let network = &self.nat.network;
         // A forward of a VM with an uplink or routes of its own is for those behind them.
@@ -137,6 +157,50 @@ impl<D: Datapath> Planner<'_, D> {
         };
         let checked = self.check_hairpin(vm, (to, external), guest, &mut plan);
         plan.refused = checked.err();
+        Some(plan)
+    }
+
+    /// Plans a flow of a VM with a routed prefix to an open port of another such VM's own address. Returns
+    /// `None` if the destination is none.
+    pub(super) fn between_own(
+        &self,
+        vm: &VmState,
+        to: Destination,
+        guest: Option<&FlowTuple>,
+    ) -> Option<Plan> {
+        let prefix = vm.net.ipv6.filter(|_| vm.net.is_routed_to(to.addr))?.prefix;
+        let leads = leads_to_own(self.forwards, &to_world(to))?;
+        // Another's uplink or routes are no way for this one.
+        if leads.vm == vm.net.id || !self.nat.network.leave_alike(vm.net.id, leads.vm) {
+            return None;
+        }
+        let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
+        let own = guest.map_or(prefix.network().into(), |guest| guest.local);
+        let mut plan = Plan {
+            decision: verdict.decision,
+            name: verdict.name,
+            path: Path::Hairpin(Hairpin {
+                to: leads.vm,
+                external: Some(own),
+            }),
+            route: None,
+            room: None,
+            port: None,
+            mapped: None,
+            refused: None,
+        };
+        let by_rule = |reason| Refused {
+            reason,
+            rule: Some(Rules::element_of(verdict.decision.rule)),
+        };
+        let inspected = verdict.inspect.then_some(Refusal::Inspection);
+        plan.refused = match verdict.decision.refusal.or(inspected) {
+            Some(refusal) => Some(by_rule(refusal)),
+            None => {
+                let room = plan.room.insert(self.room_for_guest(vm));
+                room.check(vm, self.now_ns).err().map(Refused::from)
+            }
+        };
         Some(plan)
     }
 

@@ -1,5 +1,5 @@
-//! Flows that the world opens: the first packet to a forward, or to a port of an endpoint-independent
-//! mapping.
+//! Flows that the world opens: the first packet to a forward, to an open port of a guest's own address, or
+//! to a port of an endpoint-independent mapping.
 //!
 //! # Theory of operation
 //! No rule judges who connects to a forward, and the source of a first packet may be forged. So a
@@ -13,12 +13,13 @@
 //!
 //! A guest has several addresses of IPv6, and chooses them itself. A flow by a forward leads to the one
 //! that it used last; while none is bound, flows are refused. A flow by a mapping leads to the address
-//! whose port has the mapping.
+//! whose port has the mapping. A flow to a port of the guest's own leads to the address that it names, if
+//! that is bound to the guest.
 //!
 //! Forwards and mappings may use a share of each quota, so the world cannot use up the whole quota of a guest.
 use std::{net::IpAddr, rc::Rc, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Direction, IfIndex, Refusal, RuleIndex, SlotIndex, Verdict};
+use slipgate_abi::{Direction, IfIndex, Refusal, RuleIndex, SlotIndex, Verdict, Vm6Ref};
 use slipgate_model::FlowTuple;
 use slipgate_policy::{Destination, Filtering};
 
@@ -36,6 +37,8 @@ use crate::{
 
 /// Plan for a flow that the world opens.
 struct InboundPlan {
+    /// Whether the flow is to the guest's own address, without translation.
+    is_own: bool,
     /// Port of the guest.
     guest_port: u16,
     /// Element of `RULES` that the flow shows.
@@ -120,7 +123,11 @@ fn plan<D: Datapath>(
 ) -> Option<InboundPlan> {
     let matched = match forwards.matching(world, vm.net.id) {
         Some(forward) => Matched {
-            guest: None,
+            guest: match forward.is_own {
+                true => Some(own_address(nat, vm, world.local)?),
+                false => None,
+            },
+            is_own: forward.is_own,
             guest_port: forward.guest_port,
             rule: forward.rule,
             name: None,
@@ -131,8 +138,10 @@ fn plan<D: Datapath>(
     let routes = &nat.network.routes;
     let row = || nat.datapath.vm6(vm.net.row);
     let guest = || (matched.guest).or_else(|| addresses::guest_for(&vm.net, world.local, row));
-    // A host that routes sees packets to other hosts: they match no forward.
-    if routes.lookup(world.local) != Route::HostLocal {
+    // A host that routes sees packets to other hosts: they match no forward. Of what is routed to the guest
+    // nothing is the host's.
+    let is_hosts = routes.lookup(world.local) == Route::HostLocal;
+    if is_hosts == matched.is_own {
         return None;
     }
     let room = if let Some(refusal) = matched.refused {
@@ -151,11 +160,14 @@ fn plan<D: Datapath>(
         let choose = &mut spread::by_flow(&tuple);
         let (from, transport) = (Some(world.local), Transport::of(world));
         let network = &nat.network;
-        let route = network.route_of_host(vm.net.id, world.remote, from, transport, choose);
+        let route = match matched.is_own {
+            true => network.route_choosing(vm.net.id, world.remote, transport, choose),
+            false => network.route_of_host(vm.net.id, world.remote, from, transport, choose),
+        };
         let room = || Room::find(nat, vm, true, now_ns);
         let leaves_by = |hop: &(Hop, _)| {
             let link = hop.0.ifindex;
-            nat.network.answers_by(vm.net.id, link, world.local)
+            matched.is_own || nat.network.answers_by(vm.net.id, link, world.local)
         };
         let hop = route.hop().filter(leaves_by);
         match (hop, guest) {
@@ -168,16 +180,30 @@ fn plan<D: Datapath>(
     };
     Some(InboundPlan {
         guest_port: matched.guest_port,
+        is_own: matched.is_own,
         rule: matched.rule,
         name: matched.name,
         room,
     })
 }
 
+/// Returns an address if it is bound to the guest, whose own it is. To others of its prefix nothing is let
+/// in: nobody has them.
+fn own_address<D: Datapath>(nat: &Nat<D>, vm: &VmState, address: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V6(own) = address else {
+        return None;
+    };
+    let is_bound = |row: Vm6Ref| row.place_of(own.into()).is_some();
+    let is_its = vm.net.may_have_flows_of(address, true) && !own.is_unicast_link_local();
+    (is_its && nat.datapath.vm6(vm.net.row).is_some_and(is_bound)).then_some(address)
+}
+
 /// The forward that a packet from the world matches, and the guest behind it.
 struct Matched {
     /// Address of the guest; `None`: the one that it used last.
     guest: Option<IpAddr>,
+    /// Whether it is the address that the sender names: there is no translation.
+    is_own: bool,
     guest_port: u16,
     rule: RuleIndex,
     name: Option<Rc<LearntName>>,
@@ -217,6 +243,7 @@ fn mapped<D: Datapath>(
         let decision = rules.decide_hairpin(vm.net.id, from);
         return behaviour.hairpins().then_some(Matched {
             guest: Some(inside.guest),
+            is_own: false,
             guest_port: inside.port,
             rule: Rules::element_of(decision.rule),
             name: None,
@@ -227,6 +254,7 @@ fn mapped<D: Datapath>(
     let inspected = verdict.inspect.then_some(Refusal::Inspection);
     Some(Matched {
         guest: Some(inside.guest),
+        is_own: false,
         guest_port: inside.port,
         rule: Rules::element_of(verdict.decision.rule),
         refused: verdict.decision.refusal.or(inspected),
@@ -276,6 +304,11 @@ fn commit<D: Datapath>(
         },
         insertion: Insertion::Engine,
     };
+    // Its address and port are the guest's alone: they are of no pool.
+    if plan.is_own {
+        let opened = nat.open_untranslated(flow, now_ns);
+        return nat.settle(vm, opened, now_ns);
+    }
     let (flows, port, id) = (&mut nat.flows, flow.nat_port, vm.net.id);
     flows.ports.mark(to, port, id);
     let opened = flows

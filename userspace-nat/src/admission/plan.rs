@@ -100,6 +100,9 @@ impl<'a, D: Datapath> Planner<'a, D> {
         if let Some(plan) = self.hairpin(vm, to, guest, behaviour) {
             return plan;
         }
+        if let Some(plan) = self.between_own(vm, to, guest) {
+            return plan;
+        }
         let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
         let path = match verdict.inspect {
             true => Path::Inspected,

@@ -6,6 +6,7 @@ use slipgate_abi::{SlotIndex, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
 use super::{destination, hairpin::may_hairpin};
 use crate::{
     datapath::Datapath,
+    flow::Entry,
     relay::Standing,
     state::{Core, Nat, Rules},
 };
@@ -96,7 +97,9 @@ fn is_outbound_allowed<D: Datapath>(
     let Some(to) = destination(&nat.datapath.guest_tuple(slot)) else {
         return false;
     };
-    if nat.is_hairpin(slot) {
+    // Guests with own addresses reach each other as the rules say of any address.
+    let is_own = nat.flows.entry(slot).is_some_and(Entry::is_untranslated);
+    if nat.is_hairpin(slot) && !is_own {
         return may_hairpin(rules, live.id(), to);
     }
     let by = rules.name_of(slot, live.generation().load(Relaxed));

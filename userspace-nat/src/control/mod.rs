@@ -98,8 +98,8 @@ pub struct ForwardChange {
     pub row: VmRow,
     /// Protocol and address on the host of those that go.
     pub removed: Vec<(Protocol, SocketAddr)>,
-    /// Those that come, as the kernel translates them and as they are relayed.
-    pub added: Vec<(Forward, relay::Forward)>,
+    /// Those that come, as the kernel translates them and as they are relayed, if they are.
+    pub added: Vec<(Forward, Option<relay::Forward>)>,
 }
 
 /// Policies and VMs that replace present ones.

@@ -239,6 +239,10 @@ fn planned<D>(
             };
             (rule, explanation)
         }
+        Path::Hairpin(_) if vm.net.is_routed_to(to.addr) => {
+            let rule = judge.policies().text(plan.decision);
+            (rule, judge.explain(vm.net.id, to, planner.now_ns))
+        }
         Path::Hairpin(_) => {
             let rule = judge.policies().text(plan.decision);
             let explanation = format!(
@@ -267,7 +271,7 @@ fn planned<D>(
         rule,
         refusal: refusal.map(|refusal| refusal.name().to_owned()),
         outcome: match refusal {
-            None => admitted(vms, &plan.path, to),
+            None => admitted((vms, vm), &plan.path, to),
             Some(refusal) => refused(vm, plan, refusal),
         },
         explanation,
@@ -378,8 +382,12 @@ fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Op
 }
 
 /// Describes what happens to the packets of an admitted flow.
-fn admitted(vms: &VmTable, path: &Path, to: Destination) -> String {
+fn admitted((vms, vm): (&VmTable, &VmState), path: &Path, to: Destination) -> String {
     match path {
+        Path::Hairpin(hairpin) if vm.net.is_routed_to(to.addr) => format!(
+            "admitted, then led by the engine to VM {}, whose own address it is and whose port is open",
+            vms.name_of(hairpin.to)
+        ),
         Path::Translated => "admitted, then translated in the kernel".to_owned(),
         Path::Inspected => {
             "admitted, inspected: it must say a name that the rules let in there; then \

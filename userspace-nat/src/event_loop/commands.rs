@@ -150,7 +150,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
         for (translated, relayed) in added {
             self.core.forwards.add(translated);
-            self.add_relay_forward(relayed)?;
+            relayed.map_or(Ok(()), |relayed| self.add_relay_forward(relayed))?;
         }
         if !keeps {
             let closed = not_let_in(&self.core, row, self.clock.now_ns());

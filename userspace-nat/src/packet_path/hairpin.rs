@@ -26,7 +26,7 @@ use slipgate_model::FlowTuple;
 
 use super::{Disposition, Finish, Job, put_header};
 use crate::{
-    admission::hairpin::leads_in,
+    admission::hairpin::{leads_in, leads_to_own},
     datapath::Datapath,
     flow::mappings::Inside,
     icmp::Quoted,
@@ -192,7 +192,8 @@ impl<D: Datapath> Core<D> {
         if let Some(receiver) = self.by_flow(world) {
             return Some(receiver);
         }
-        let leads = leads_in(&self.nat, &self.rules, &self.forwards, world)?;
+        let leads = leads_in(&self.nat, &self.rules, &self.forwards, world);
+        let leads = leads.or_else(|| leads_to_own(&self.forwards, world))?;
         Some(Receiver {
             row: leads.row,
             id: leads.vm,
@@ -212,7 +213,12 @@ impl<D: Datapath> Core<D> {
 
     /// Adopts what the receiver of a guest's packet has of a predecessor: its mapping and its flow.
     pub(super) fn adopt_receiver(&mut self, guest: &FlowTuple, now_ns: u64) {
-        if !self.nat.network.routes.is_delivered(guest.remote) {
+        let to = FlowTuple {
+            scope: FlowTuple::WORLD,
+            ..turned(guest)
+        };
+        let is_own = leads_to_own(&self.forwards, &to).is_some();
+        if !is_own && !self.nat.network.routes.is_delivered(guest.remote) {
             return;
         }
         let inside = Inside::of(guest, Version::of(guest.local).unspecified());

@@ -217,6 +217,11 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
         Ok(())
     }
 
+    /// No link here has neighbours that are answered.
+    fn grow(self, _by: u32) -> bool {
+        false
+    }
+
     /// Implements `bpf_l4_csum_replace` (net/core/filter.c, net/core/utils.c).
     fn l4_checksum_replace(
         self,

@@ -165,7 +165,7 @@ impl<D: Datapath> Nat<D> {
         let routes = &self.network.routes;
         let is_hairpin = entry.is_hairpin();
         let is_gone = |addr: IpAddr| addr.is_loopback() || !routes.is_delivered(addr);
-        if is_hosts && is_gone(nat) || is_hairpin && is_gone(remote) {
+        if is_hosts && (is_gone(nat) || is_hairpin && is_gone(remote)) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return Followed::Ended;

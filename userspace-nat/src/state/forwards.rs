@@ -1,11 +1,12 @@
-//! Forwards: ports of the host that lead to guests, and the guests that wait behind them.
+//! Forwards: ports of the host that lead to guests, ports of guests' own addresses that the world may open,
+//! and the guests that wait behind them.
 //!
 //! The programs learn a guest's MAC from its frames. A guest that is configured by hand and only
 //! waits for connections sends nothing, so a forward would never reach it. Until its MAC is known,
 //! the engine sends an ARP request once a second.
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     ops::Bound,
 };
 
@@ -26,12 +27,13 @@ const ARP_INTERVAL_NS: u64 = SECOND_NS;
 /// Most VMs that are looked at in a turn: as many requests as the queue has room for.
 const VMS_PER_TURN: usize = 256;
 
-/// A port of the host that leads to a guest.
+/// A port of the host that leads to a guest, or one of the guest's own addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Forward {
     /// Protocol: TCP or UDP.
     pub protocol: Protocol,
-    /// Address on the host; 0.0.0.0 or `::`: any of the family.
+    /// Address on the host; 0.0.0.0 or `::`: any of the family. Of the guest's own addresses one, or the
+    /// first of its /64 for all of these.
     pub host: IpAddr,
     /// Port on the host.
     pub host_port: u16,
@@ -43,6 +45,8 @@ pub struct Forward {
     pub guest_port: u16,
     /// Element of `RULES` that the forward's flows show.
     pub rule: RuleIndex,
+    /// Whether the address is the guest's own, to which packets come without translation.
+    pub is_own: bool,
 }
 
 /// Protocol, address and port on the host.
@@ -93,7 +97,7 @@ impl Forwards {
     }
 
     /// Returns the forward of this VM that a packet from the world matches: one of its destination
-    /// address, else one of any address. A packet to loopback that arrives by a link matches none:
+    /// address, else one of all addresses of the /64 of a guest's own, else one of any address. A packet to loopback that arrives by a link matches none:
     /// those forwards are for the host alone.
     pub(crate) fn matching(&self, world: &FlowTuple, vm: VmId) -> Option<&Forward> {
         self.at(world).filter(|forward| forward.vm == vm)
@@ -108,7 +112,8 @@ impl Forwards {
         let any = Version::of(local).unspecified();
         let protocol = world.protocol()?;
         let of = |host| self.by_address.get(&(protocol, host, world.local_port));
-        of(local).or_else(|| of(any))
+        let of_prefix = || of(first_of_prefix(local)?).filter(|forward| forward.is_own);
+        of(local).or_else(of_prefix).or_else(|| of(any))
     }
 
     /// Begins to look for guests that a forward leads to and whose MAC is not known, once a second.
@@ -143,6 +148,17 @@ impl Forwards {
             // A full outbox is ignored: the request is repeated.
             let request = arp::request(&vm.net);
             let _ = out.to_guest(&vm.net, ETHERTYPE_ARP, VirtioNetHdr::default(), &request);
+        }
+    }
+}
+
+/// Returns the first address of an address's /64.
+fn first_of_prefix(address: IpAddr) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => {
+            let bits = address.to_bits() & !u128::from(u64::MAX);
+            Some(Ipv6Addr::from_bits(bits).into())
         }
     }
 }

@@ -12,6 +12,7 @@ fn vms_behind_forwards_are_looked_at_some_in_a_turn() {
         vm_row: VmRow::new(vm as u16),
         guest_port: 80,
         rule: RuleIndex::new(0),
+        is_own: false,
     };
     let mut forwards = Forwards::default();
     forwards.begin_to_find_guests(SECOND_NS);

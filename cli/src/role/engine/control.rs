@@ -252,8 +252,8 @@ fn known<T>((protocol, what): (u8, T)) -> Option<(Protocol, T)> {
     Some((Protocol::from_ip(protocol)?, what))
 }
 
-/// A forward as the kernel translates it, and as it is relayed; `None`: of no such protocol.
-pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward)> {
+/// A forward as the kernel translates it, and as it is relayed, if it is; `None`: of no such protocol.
+pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, Option<relay::Forward>)> {
     let protocol = Protocol::from_ip(forward.protocol)?;
     let translated = Forward {
         protocol,
@@ -263,14 +263,15 @@ pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward
         vm_row: forward.vm_row,
         guest_port: forward.guest_port,
         rule: forward.rule,
+        is_own: forward.socket.is_none(),
     };
-    let relayed = relay::Forward {
+    let relayed = forward.socket.map(|socket| relay::Forward {
         vm: forward.vm,
         protocol,
         guest_port: forward.guest_port,
         rule: forward.rule,
-        socket: forward.socket,
-    };
+        socket,
+    });
     Some((translated, relayed))
 }
 

@@ -166,12 +166,12 @@ impl Family for V6 {
 
     #[inline(always)]
     fn forward<M: Maps>(maps: M, host: Ip6, port: u16, protocol: u8) -> Option<ForwardTarget> {
-        maps.forward6(&ForwardKey6 {
-            host,
-            port,
-            protocol,
-            pad: [0; 5],
-        })
+        match maps.forward6(&ForwardKey6::new(host, port, protocol)) {
+            None if !host.is_unspecified() => {
+                maps.forward6(&ForwardKey6::of_routed_port(host, port, protocol))
+            }
+            of_one => of_one,
+        }
     }
 
     #[inline(always)]

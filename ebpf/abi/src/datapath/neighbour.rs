@@ -26,6 +26,8 @@ const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
 /// Flags of an advertisement: of a router, solicited, and the entry is to be replaced.
 const ROUTER_SOLICITED_OVERRIDE: u32 = u32::to_be(0xe000_0000);
+/// Group of all nodes of a link (RFC 2464 section 7).
+const ALL_NODES_MAC: [u16; 3] = [0x3333_u16.to_be(), 0, 1_u16.to_be()];
 /// As a proxy answers (RFC 4861 section 7.2.8): solicited, and a host's own answer goes before.
 const SOLICITED: u32 = u32::to_be(0x4000_0000);
 
@@ -44,19 +46,30 @@ struct Message {
 }
 
 pub(super) const MESSAGE_LEN: u32 = size_of::<Message>() as u32;
+/// The same without an option.
+pub(super) const BARE_LEN: u32 = MESSAGE_LEN - 8;
+
+/// A solicitation as far as all have it.
+#[repr(C, packed(2))]
+pub(super) struct Asked {
+    ethernet: Ethernet,
+    ip: Ipv6,
+    kind_code_checksum_flags: [u16; 4],
+    target: [u32; 4],
+}
 
 #[repr(C, packed(2))]
-pub(super) struct Neighbour {
+struct Neighbour {
     ethernet: Ethernet,
     ip: Ipv6,
     message: Message,
 }
 
-impl Neighbour {
+impl Asked {
     /// Address that is asked for.
     #[inline(always)]
     pub(super) fn target(&self) -> Ip6 {
-        Ip6::from_words(self.message.target)
+        Ip6::from_words(self.target)
     }
 }
 
@@ -155,7 +168,8 @@ fn answer<K: Kernel>(kernel: K, vm6: Vm6Ref, asker: &Ip6, macs: Macs) -> bool {
 }
 
 /// Makes a solicitation of the uplink's link for a guest's address the answer to it, with the
-/// uplink's MAC. Returns whether it is one that can be answered; it is unchanged otherwise.
+/// uplink's MAC. Returns whether it is one that can be answered; it is unchanged otherwise. A probe for
+/// duplicates is from `::`, and its answer to all nodes and unsolicited (RFC 4861 section 7.2.4).
 #[inline(always)]
 pub(super) fn answer_for_guest<K: Kernel>(
     kernel: K,
@@ -172,19 +186,31 @@ pub(super) fn answer_for_guest<K: Kernel>(
         ip,
         message,
     } = unsafe { &mut *frame };
-    let has_address = message.option == SOURCE_ADDRESS && message.option_len == 1;
-    if !has_address || message.code != 0 {
+    let is_probe = asker.is_unspecified();
+    let has_address = message.option == SOURCE_ADDRESS;
+    // A probe may have a nonce (RFC 7527), and there must be no address.
+    let is_valid = match is_probe {
+        true => !has_address,
+        false => has_address && message.option_len == 1,
+    };
+    if !is_valid || message.code != 0 {
         return false;
     }
     let to = ethernet.macs;
-    ethernet.macs = [to[3], to[4], to[5], ours[0], ours[1], ours[2]];
+    let (to, asker, flags) = match is_probe {
+        true => (ALL_NODES_MAC, Ip6::ALL_NODES, 0),
+        false => ([to[3], to[4], to[5]], asker, SOLICITED),
+    };
+    ethernet.macs = [to[0], to[1], to[2], ours[0], ours[1], ours[2]];
+    ip.payload_len = (MESSAGE_LEN as u16).to_be();
     ip.source = target.to_words();
     ip.destination = asker.to_words();
     message.kind = icmpv6::NEIGHBOUR_ADVERTISEMENT;
-    message.flags = SOLICITED;
+    message.flags = flags;
     message.option = TARGET_ADDRESS;
+    message.option_len = 1;
     message.mac = ours;
-    message.checksum = checksum_for_guest(target, asker, ours);
+    message.checksum = checksum_for_guest(target, asker, ours, flags);
     true
 }
 
@@ -209,7 +235,7 @@ fn checksum_of(target: Ip6, to: Ip6, mac: [u16; 3]) -> u16 {
 /// The same of an answer for a guest. Written out: [`checksum_of`] stays inlined only while it has one
 /// caller, and the guest's program has no stack left for a call.
 #[inline(always)]
-fn checksum_for_guest(target: Ip6, to: Ip6, mac: [u16; 3]) -> u16 {
+fn checksum_for_guest(target: Ip6, to: Ip6, mac: [u16; 3], flags: u32) -> u16 {
     let first = u16::from_ne_bytes([icmpv6::NEIGHBOUR_ADVERTISEMENT, 0]);
     let option = u16::from_ne_bytes([TARGET_ADDRESS, 1]);
     let of = |address: Ip6| {
@@ -219,5 +245,5 @@ fn checksum_for_guest(target: Ip6, to: Ip6, mac: [u16; 3]) -> u16 {
     let message = first as u64 + option as u64 + mac[0] as u64 + mac[1] as u64 + mac[2] as u64;
     let lengths = MESSAGE_LEN.to_be() as u64 + u32::to_be(Protocol::Icmpv6 as u32) as u64;
     // The target is also the source.
-    checksum::of_sum(message + lengths + SOLICITED as u64 + 2 * of(target) + of(to))
+    checksum::of_sum(message + lengths + flags as u64 + 2 * of(target) + of(to))
 }

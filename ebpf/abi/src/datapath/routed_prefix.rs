@@ -7,15 +7,16 @@
 //!
 //! Where the prefix is on the uplink's own link, neighbours ask for the guests' addresses there.
 //! Solicitations for those that are bound to a guest are answered with the uplink's MAC (RFC 4861
-//! section 7.2.8), also while the engine is down. Others to a group are left to the host, which has no
-//! answer; others to an address of a guest's prefix are dropped.
+//! section 7.2.8), also while the engine is down, and so are probes for duplicates of these, which a
+//! neighbour sends before it takes an address. Others to a group are left to the host, which has no answer;
+//! others to an address of a guest's prefix are dropped.
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_packet},
     ipv6::{IPV6_LEN, V6, icmpv6},
-    neighbour::{self, MESSAGE_LEN, Neighbour, ON_LINK},
+    neighbour::{self, Asked, BARE_LEN, MESSAGE_LEN, ON_LINK},
     packet::{ETHERNET_LEN, Packet},
 };
 use crate::{
@@ -39,10 +40,15 @@ pub(super) fn leave<K: Kernel>(kernel: K, packet: &Packet<V6>) -> K::End {
 pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> K::End {
     let is_solicitation = packet.is_icmp()
         && packet.icmp_type == icmpv6::NEIGHBOUR_SOLICITATION
-        && packet.l3_len == IPV6_LEN as u32 + MESSAGE_LEN;
-    // A probe for duplicates has no option (RFC 4861 section 7.1.1), and its answer another
-    // destination.
-    let is_from_neighbour = !packet.source.is_unspecified() && !packet.source.is_multicast();
+        && packet.l3_len >= IPV6_LEN as u32 + BARE_LEN;
+    // A probe for duplicates is to a group (RFC 4861 section 7.1.1), and has no option or a nonce.
+    let is_probe = packet.source.is_unspecified() && packet.destination.is_multicast();
+    let is_bare = packet.l3_len == IPV6_LEN as u32 + BARE_LEN;
+    let has_one = packet.l3_len == IPV6_LEN as u32 + MESSAGE_LEN;
+    let is_from_neighbour = match packet.source.is_unspecified() {
+        true => is_probe && (is_bare || has_one),
+        false => has_one && !packet.source.is_multicast(),
+    };
     if is_solicitation
         && packet.ttl == ON_LINK
         && packet.gso_size == 0
@@ -51,6 +57,8 @@ pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> 
         && let Some(vm6) = kernel.maps().vm6(proxied_row(kernel, &target))
         && load32(vm6.flags()) & Vm6Flags::ON != 0
         && let Some(mac) = mac_here(kernel, vm6)
+        // The answer has one.
+        && (!is_bare || kernel.grow(8))
         && neighbour::answer_for_guest(kernel, target, packet.source, mac)
     {
         vm6.neighbours_answered().fetch_add(1, Relaxed);
@@ -68,7 +76,7 @@ fn mac_here<K: Kernel>(kernel: K, vm6: Vm6Ref) -> Option<[u16; 3]> {
 
 #[inline(always)]
 fn target_of<K: Kernel>(kernel: K) -> Option<Ip6> {
-    let frame = kernel.pulled_header::<Neighbour>(0)?;
+    let frame = kernel.pulled_header::<Asked>(0)?;
     // SAFETY: `pulled_header` checked the bounds.
     Some(unsafe { (*frame).target() })
 }

@@ -231,9 +231,18 @@ impl Loaded {
     pub(crate) fn forward6(
         &mut self,
         (host, port, protocol): (Ipv6Addr, u16, Protocol),
+        to: (u32, u16),
+    ) {
+        self.forward6_of((host, port, protocol as u8), to);
+    }
+
+    /// The same of a key with any number of a protocol.
+    pub(crate) fn forward6_of(
+        &mut self,
+        (host, port, protocol): (Ipv6Addr, u16, u8),
         (vm, guest_port): (u32, u16),
     ) {
-        let key = ForwardKey6::new(host.into(), port, protocol as u8);
+        let key = ForwardKey6::new(host.into(), port, protocol);
         let target = ForwardTarget {
             vm,
             vm_row: ROW,

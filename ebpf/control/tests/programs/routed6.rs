@@ -153,6 +153,83 @@ fn a_forward_of_any_address_is_none_of_a_guests_prefix() {
     }
 }
 
+/// The first address of the guest's /64 stands for all of it, with a protocol of its own.
+#[test]
+fn a_port_of_the_guests_own_addresses_goes_to_its_engine() {
+    let whole = Protocol::Udp as u8 | 0x80;
+    let frame = |destination, port| Frame6 {
+        destination,
+        l4: l4_of(Protocol::Udp, 0, (443, port), 0, b"payload"),
+        ..Frame6::rx(Protocol::Udp)
+    };
+    let cases = [
+        ((PREFIX, 80, whole), GUEST6, true),
+        ((PREFIX, 80, whole), UNBOUND, true),
+        ((PREFIX, 80, whole), NAT6, false),
+        // A forward of the host's address is none of the /64's.
+        ((PREFIX, 80, Protocol::Udp as u8), GUEST6, false),
+        ((GUEST6, 80, Protocol::Udp as u8), GUEST6, true),
+        ((GUEST6, 80, Protocol::Udp as u8), UNBOUND, false),
+        ((GUEST6, 80, Protocol::Tcp as u8), GUEST6, false),
+    ];
+    for (program, from) in [(INGRESS, 0), ("uplink_ingress_l3", 14)] {
+        for (key, destination, is_handed_over) in cases {
+            let mut datapath = loaded!();
+            routed(&mut datapath, VM);
+            datapath.forward6_of(key, (VM, 80));
+            let run = datapath.run(program, &frame(destination, 80).bytes()[from..]);
+            let handed_over = u64::from(is_handed_over);
+            assert_eq!(datapath.handed_over(), handed_over, "{key:?} {destination}");
+            if is_handed_over {
+                let (header, _) = crate::frame::handed(&run.frame);
+                assert_eq!(header.code, Handover::Forward as u8);
+            }
+            let other = datapath.run(program, &frame(destination, 81).bytes()[from..]);
+            assert_ne!(other.action, REDIRECT);
+        }
+    }
+}
+
+/// A neighbour that would take a guest's address asks whether somebody has it.
+#[test]
+fn a_probe_for_a_duplicate_of_a_bound_address_is_answered_to_all() {
+    let bare = Frame6 {
+        source: Ipv6Addr::UNSPECIFIED,
+        l4: solicitation(GUEST6).l4[..24].to_vec(),
+        ..solicitation(GUEST6)
+    };
+    // With a nonce, as Linux sends it (RFC 7527).
+    let nonce = [14, 1, 9, 8, 7, 6, 5, 4];
+    let with_nonce = Frame6 {
+        l4: [&bare.l4[..], &nonce].concat(),
+        ..bare.clone()
+    };
+    for asked in [bare, with_nonce] {
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        let run = datapath.run(INGRESS, &asked.bytes());
+        assert_eq!(run.action, REDIRECT);
+        let option = [&[2, 1][..], &UPLINK_MAC].concat();
+        let l4 = [&[136, 0, 0, 0, 0, 0, 0, 0][..], &GUEST6.octets(), &option].concat();
+        let expected = Frame6 {
+            destination_mac: [0x33, 0x33, 0, 0, 0, 1],
+            source_mac: UPLINK_MAC,
+            source: GUEST6,
+            destination: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+            l4,
+            ..asked.clone()
+        };
+        assert_eq!(run.frame, expected.bytes());
+        assert_eq!(datapath.vms6.get(ROW).neighbours_answered, 1);
+        // Of no other address, and on no other link.
+        let mut other = asked.clone();
+        other.l4[8..24].copy_from_slice(&UNBOUND.octets());
+        datapath.expect_unnoticed(INGRESS, &other.bytes());
+        datapath.vms6.change(ROW, |row| row.proxy_ifindex += 1);
+        datapath.expect_unnoticed(INGRESS, &asked.bytes());
+    }
+}
+
 /// A neighbour on the uplink asks for an address.
 fn solicitation(target: Ipv6Addr) -> Frame6 {
     let option = [&[1, 1][..], &ROUTER_MAC].concat();
@@ -213,10 +290,6 @@ fn other_neighbours_are_the_hosts() {
     without_mac.l4.truncate(24);
     let mut another_option = solicitation(GUEST6);
     another_option.l4[24] = 14;
-    let duplicate = Frame6 {
-        source: Ipv6Addr::UNSPECIFIED,
-        ..without_mac.clone()
-    };
     let duplicate_with_mac = Frame6 {
         source: Ipv6Addr::UNSPECIFIED,
         ..solicitation(GUEST6)
@@ -228,7 +301,6 @@ fn other_neighbours_are_the_hosts() {
         by_router,
         without_mac,
         another_option,
-        duplicate,
         duplicate_with_mac,
     ] {
         let mut datapath = loaded!();

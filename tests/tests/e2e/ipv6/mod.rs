@@ -4,6 +4,7 @@ mod addresses;
 mod forwards;
 mod fragments;
 mod host;
+mod own_ports;
 mod processes;
 mod routed;
 mod scene;

@@ -145,9 +145,13 @@ pub(super) struct Echo {
 
 impl Echo {
     pub(super) fn start(world: &World, address: &str, port: u16) -> Echo {
-        let address = at6(address, port);
+        Self::start_in(&world.net, at6(address, port))
+    }
+
+    /// The same in any namespace.
+    pub(super) fn start_in(ns: &NetNs, address: SocketAddr) -> Echo {
         let (peers, stop) = (Arc::new(Mutex::default()), Arc::new(AtomicBool::new(false)));
-        let (listener, socket) = world.net.run(|| {
+        let (listener, socket) = ns.run(|| {
             (
                 TcpListener::bind(address).unwrap(),
                 UdpSocket::bind(address).unwrap(),

@@ -237,6 +237,12 @@ fn ipv6_single_address_of_the_uplinks_own_network_is_answered_for() {
         entry.is_some_and(|it| it.contains("lladdr")),
         "{neighbours}"
     );
+    // A switch that follows listeners passes what neighbours ask: the group is listened to.
+    let groups = format!("-6 maddr show dev {UPLINK}");
+    let groups = stand.world.host.ip(&groups).unwrap();
+    let [.., low] = guest.to_bits().to_be_bytes();
+    let group = format!("ff02::1:ff00:{low:x}");
+    assert!(groups.contains(&group), "{group}: {groups}");
     // The host goes on with its own address there.
     let host = SocketAddr::new(ip6(HOST6).into(), 7001);
     let _listener = stand.world.host.run(|| TcpListener::bind(host).unwrap());

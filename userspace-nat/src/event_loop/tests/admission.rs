@@ -463,6 +463,7 @@ fn a_forward_opens_a_flow_from_the_world() {
         guest_port: 80,
         // The rig's rules begin at 10; three texts are its policy's, which has defaults only.
         rule: RuleIndex::new(13),
+        is_own: false,
     };
     let texts = vec!["--forward tcp:8080:80".to_owned()];
     rig.tell(move |engine| {

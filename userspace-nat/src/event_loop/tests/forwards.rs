@@ -46,6 +46,7 @@ fn forwarding(setup: Setup) -> Setup {
         vm_row: VmRow::new(1),
         guest_port,
         rule: RuleIndex::new(12),
+        is_own: false,
     };
     let forwards = vec![
         forward(Protocol::Tcp, [0; 4], 8_080, 80),
@@ -282,7 +283,7 @@ fn flows_through_a_forward_that_goes_are_cut_and_others_go_on() {
                 rule: forward.rule,
                 socket,
             };
-            (forward, relayed)
+            (forward, Some(relayed))
         };
         let added = added.into_iter().map(relayed).collect();
         ForwardChange {

@@ -80,6 +80,7 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         vm_row: VmRow::new(1),
         guest_port: 80,
         rule: RuleIndex::new(12),
+        is_own: false,
     };
     rig.tell(move |engine| engine.set_forwards(vec![forward]));
     let (host, inside) = ((NAT, 8_080), guest(80));

@@ -295,6 +295,7 @@ fn forward() -> Forward {
         vm_row: VmRow::new(1),
         guest_port: 80,
         rule: RuleIndex::new(12),
+        is_own: false,
     }
 }
 

@@ -346,6 +346,7 @@ fn forwards_keep_their_element_and_its_text() {
         vm_row: VmRow::new(1),
         guest_port: 80,
         rule: RuleIndex::new(13),
+        is_own: false,
     };
     rig.tell(move |engine| {
         engine.set_forward_texts(RuleIndex::new(13), vec!["--forward tcp:8080:80".into()]);

@@ -156,6 +156,8 @@ pub(super) struct Setup {
     pub(super) forwards: Vec<Forward>,
     /// The VMs' prefix; with one, the host has IPv6 too, and each guest an address bound.
     pub(super) ipv6: Option<Ipv6Net>,
+    /// That of VM 2, if it is another one.
+    pub(super) second: Option<Ipv6Net>,
     /// The VMs' pool of source addresses. The host has them.
     pub(super) nat_addresses: &'static [&'static str],
     /// Whether that prefix is routed to the host.
@@ -180,6 +182,7 @@ impl Default for Setup {
             forwards: Vec::new(),
             ipv6: None,
             nat_addresses: &[],
+            second: None,
             is_routed: false,
         }
     }
@@ -517,6 +520,8 @@ pub(super) fn add_addresses(network: &mut NetworkView, addresses: impl Iterator<
 }
 
 pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
+    let second = setup.second.filter(|_| row == 2);
+    let prefix = second.or(setup.ipv6);
     VmSpec {
         id: VmId::new(100 + u32::from(row)),
         row: VmRow::new(row),
@@ -526,7 +531,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         gateway: GATEWAY.into(),
         dns: [10, 0, 2, 3].into(),
         prefix_len: 24,
-        ipv6: setup.ipv6.map(|prefix| GuestIpv6 {
+        ipv6: prefix.map(|prefix| GuestIpv6 {
             prefix,
             is_routed: setup.is_routed,
         }),

@@ -23,6 +23,7 @@ fn with_forward(setup: Setup) -> Rig {
         vm_row: VmRow::new(1),
         guest_port: 53_000,
         rule: RuleIndex::new(12),
+        is_own: false,
     };
     rig.tell(move |engine| engine.set_forwards(vec![forward]));
     rig.kernel

@@ -273,6 +273,7 @@ impl World {
             vm_row: VmRow::new(1),
             guest_port: 80,
             rule,
+            is_own: false,
         };
         let mut rig = Rig::with(Setup {
             nat_ports: 61_000..=60_999 + quotas.ports,

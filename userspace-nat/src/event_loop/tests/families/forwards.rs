@@ -16,6 +16,7 @@ pub(super) fn with_forwards() -> Rig {
         vm_row: VmRow::new(1),
         guest_port: 80,
         rule: RuleIndex::new(12),
+        is_own: false,
     };
     let any = families().map(|family| match family.version {
         Version::V4 => IpAddr::from([0; 4]),

@@ -261,6 +261,7 @@ fn a_connection_and_a_forward_turn_back_in_by_either_family() {
                 vm_row: VmRow::new(2),
                 guest_port: 80,
                 rule: slipgate_abi::RuleIndex::new(12),
+                is_own: false,
             }],
             ..mapped(Filtering::EndpointIndependent)
         });

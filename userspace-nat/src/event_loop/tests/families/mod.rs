@@ -1,6 +1,7 @@
 //! Tests that hold for flows of either family: each runs for IPv4 and IPv6.
 mod astray;
 mod behaviour;
+mod between;
 mod challenged;
 mod changes;
 mod errors;
@@ -8,6 +9,7 @@ mod flows;
 mod forwards;
 mod fragments;
 mod mappings;
+mod own_ports;
 mod routed;
 mod rules;
 mod spread;
