@@ -521,6 +521,7 @@ impl Served {
             for (id, counters) in guest.counters() {
                 self.clients.counted(id, counters);
             }
+            self.tell_apis(guest)?;
             let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
             let mut fds = guest.poll_fds();
             fds.extend([input(signals.as_fd()), input(self.watch.as_fd())]);
@@ -575,9 +576,9 @@ impl Served {
                 self.clients.events.push(event);
                 guest.lost_engine(format!("{how}, and {flows}"));
             }
-            self.tell_apis(guest)?;
         }
-        Ok(())
+        // Of how it ended.
+        self.tell_apis(guest)
     }
 
     fn send(&mut self, message: ToEngine) -> anyhow::Result<()> {

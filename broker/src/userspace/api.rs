@@ -22,9 +22,12 @@ use nix::{
     unistd::geteuid,
 };
 use slipgate_control::Users;
-use slipgate_ipc::client::{
-    ClientAnswer, ClientId, ClientRequest, Filled, MachineStatus, PassedOrder, PermittedRequest,
-    Room, VmChange,
+use slipgate_ipc::{
+    api::Event,
+    client::{
+        ClientAnswer, ClientId, ClientRequest, Filled, MachineStatus, PassedOrder,
+        PermittedRequest, Room, VmChange,
+    },
 };
 
 use super::{Guest, Served, metrics::ScrapedPlace};
@@ -32,6 +35,7 @@ use crate::{
     config::{ApiSocket, Config},
     handover::HandedOver,
     machine_orders::MachineOrders,
+    passed_tap,
     process::Api,
 };
 
@@ -139,6 +143,8 @@ impl Served {
             Ok(Api::new(listener, api.may_change, &scraped, &self.log))
         });
         self.apis.processes = processes.collect::<anyhow::Result<_>>()?;
+        let vm = self.vm.spec.name.clone();
+        self.clients.events.push(Event::VmAdded { vm });
         Ok(())
     }
 
@@ -224,7 +230,9 @@ impl Served {
                 change: VmChange::Unchanged,
             },
             ClientRequest::PutVm { vm, replaces, tap } => {
-                return self.put_vm(client, *vm, &replaces, tap.is_some());
+                // Whatever file that is, closing it keeps nobody waiting.
+                let has_tap = tap.map(passed_tap::name_of).is_some();
+                return self.put_vm(client, *vm, &replaces, has_tap);
             }
             ClientRequest::ListPolicies => ClientAnswer::PolicyList {
                 policies: self.put_policies(),
@@ -250,7 +258,8 @@ impl Served {
                 }
             }
             _ => ClientAnswer::error(format!(
-                "{}: it is the guest of this slipgate's command, and comes and goes with that: end the                  command, or have VMs served by `slipgate serve`",
+                "{}: it is the guest of this slipgate's command, and comes and goes with that: end the \
+                 command, or have VMs served by `slipgate serve`",
                 self.vm.spec.name
             )),
         };
@@ -273,7 +282,8 @@ impl Served {
         };
         if let PassedOrder::Snapshot { .. } = order {
             return Some(ClientAnswer::error(format!(
-                "{vm}: user mode has no directory in which clients have snapshots made: use `slipgate                  snapshot`"
+                "{vm}: user mode has no directory in which clients have snapshots made: use `slipgate \
+                 snapshot`"
             )));
         }
         let begun = self.apis.orders.begin(client, machine, order);
