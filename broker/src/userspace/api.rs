@@ -19,14 +19,15 @@ use std::{
 use anyhow::Context as _;
 use nix::{
     poll::{PollFd, PollFlags},
+    sys::signal::Signal,
     unistd::geteuid,
 };
 use slipgate_control::Users;
 use slipgate_ipc::{
     api::Event,
     client::{
-        ClientAnswer, ClientId, ClientRequest, Filled, MachineStatus, PassedOrder,
-        PermittedRequest, Room, VmChange,
+        ClientAnswer, ClientId, ClientRequest, Filled, PassedOrder, PermittedRequest, Room,
+        VmChange,
     },
 };
 
@@ -252,8 +253,8 @@ impl Served {
                 machines: guest.machine().into_iter().collect(),
             },
             ClientRequest::OrderMachine { vm, order } => {
-                match self.order(client, guest.machine(), &vm, order) {
-                    Some(refused) => refused,
+                match self.order(client, guest, &vm, order) {
+                    Some(answer) => answer,
                     None => return Ok(()),
                 }
             }
@@ -267,27 +268,34 @@ impl Served {
         Ok(())
     }
 
-    /// Has the machine of this process carry out an order. Returns the answer where it is refused.
+    /// Has the machine of this process carry out an order. Returns the answer, unless it comes later.
     fn order(
         &mut self,
         client: ClientId,
-        machine: Option<MachineStatus>,
+        guest: &mut impl Guest,
         vm: &str,
         order: PassedOrder,
     ) -> Option<ClientAnswer> {
-        let Some(machine) = machine.filter(|machine| machine.name == vm) else {
+        let Some(machine) = guest.machine().filter(|machine| machine.name == vm) else {
             return Some(ClientAnswer::unknown(format!(
                 "no machine of `slipgate run` has the VM {vm:?} of this slipgate"
             )));
         };
-        if let PassedOrder::Snapshot { .. } = order {
-            return Some(ClientAnswer::error(format!(
+        match order {
+            // The API ends with the machine: the answer goes first.
+            PassedOrder::Kill => {
+                guest.signal(Signal::SIGTERM);
+                Some(ClientAnswer::Done)
+            }
+            PassedOrder::Snapshot { .. } => Some(ClientAnswer::error(format!(
                 "{vm}: user mode has no directory in which clients have snapshots made: use `slipgate \
                  snapshot`"
-            )));
+            ))),
+            order => {
+                let begun = self.apis.orders.begin(client, machine, order);
+                begun.err().map(|refused| *refused)
+            }
         }
-        let begun = self.apis.orders.begin(client, machine, order);
-        begun.err().map(|refused| *refused)
     }
 
     fn room(&self) -> Room {
