@@ -259,7 +259,7 @@ pub struct Vm {
     pub generation: u64,
     /// Number of the engine that serves it, from 0 (`slipgate serve --workers`).
     pub worker: u32,
-    /// Name of its TAP.
+    /// Name of its TAP; empty: it has none, as in user mode.
     pub tap: String,
     /// MAC address that the guest must use, if one is given.
     #[serde(skip_serializing_if = "Option::is_none")]

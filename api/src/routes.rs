@@ -297,7 +297,7 @@ pub(crate) fn forbidden(route: &Route) -> Problem {
     Problem::new(
         StatusCode::FORBIDDEN,
         format!(
-            "{} {}: this socket is for reading: use the one that `slipgate serve --api` names",
+            "{} {}: this socket is for reading: use the one that `--api` names",
             route.method, route.path
         ),
     )

@@ -40,7 +40,7 @@ use slipgate_policy::{
 };
 
 use self::learning::LearningVm;
-pub(crate) use self::named::NamedChange;
+pub(crate) use self::named::{NamedChange, check_unused};
 use crate::{
     config::{Config, VmConfig},
     kernel_errors::is_shortage,

@@ -14,13 +14,16 @@
 //! - The VM's machine is made before all else ([`machine`]); its network card has one end of a pair of
 //!   sockets, the engine the other.
 //!
-//! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, changes the
+//! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, and clients of
+//! the API by processes of theirs ([`api`]), changes the
 //! policy and sees to budgets ([`policy`]), tells the engine of changes of the host's network, and hands
 //! signals to the guest. It ends with the command and its status; with a signal; with the VM; or when the
 //! one guest of a socket has gone. If the engine ends, its flows end with it: they are recorded
 //! ([`orphans`]), a command has no network any more, a socket is closed, and a VM stopped.
+mod api;
 mod clients;
 mod command;
+mod definition;
 mod described;
 mod forwards;
 mod inside_sockets;
@@ -34,7 +37,7 @@ mod policy;
 mod socket;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs::File,
     net::TcpListener,
@@ -53,8 +56,9 @@ use nix::{
 use slipgate_abi::RuleIndex;
 use slipgate_control::{Users, netlink::NetworkWatch};
 use slipgate_ipc::{
+    api::Event,
     channel::{Received, memory_file},
-    client::ClientAnswer,
+    client::{ClientAnswer, MachineStatus},
     engine::{
         FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec,
     },
@@ -64,6 +68,7 @@ use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::place::memory_base;
 use self::{
+    api::{ApiListener, Apis},
     clients::{Asked, Clients},
     command::Command,
     described::{ServedGuest, guest_ipv6, spec},
@@ -176,6 +181,14 @@ trait Guest {
     fn counters(&mut self) -> Vec<(u64, serde_json::Value)> {
         Vec::new()
     }
+    /// The machine of `slipgate run` that the guest is, if it is one.
+    fn machine(&self) -> Option<MachineStatus> {
+        None
+    }
+    /// What has happened to it since this was called last.
+    fn happened(&mut self) -> Vec<Event> {
+        Vec::new()
+    }
     /// Ends the guest, if it has not ended. Its tables can still be read, as those of `pin_dir`.
     fn finish(&mut self, _pin_dir: &Path) {}
 }
@@ -258,6 +271,8 @@ struct Prepared {
     forwards: Forwards,
     /// Listening socket of `--metrics`.
     metrics: Option<TcpListener>,
+    /// Listening sockets of `--api` and `--api-read`.
+    apis: Vec<ApiListener>,
     /// Users that the processes run as.
     users: Users,
     /// As they were read, and compiled.
@@ -293,6 +308,7 @@ impl Prepared {
             ipv6,
             forwards: Forwards::reserve(&nat)?,
             metrics: nat.metrics.map(listen_for_metrics).transpose()?,
+            apis: ApiListener::listen(&nat)?,
             nat,
             signals,
             files,
@@ -322,12 +338,13 @@ impl Prepared {
 
     /// Serves the guest until it has ended, and stops in order. `link`: the guest's; `how`: what it is.
     fn serve(
-        self,
+        mut self,
         guest: &mut impl Guest,
         link: GuestEnd,
         how: UserspaceStart,
         log: &str,
     ) -> anyhow::Result<()> {
+        let apis = Apis::new(std::mem::take(&mut self.apis), &self.users)?;
         let vm = self.vm()?;
         let place = Place::take(&self.nat, vm, (self.mtu, self.ipv6), self.policies.clone())?;
         let described = spec(&self.nat, vm, &place, (self.mtu, self.ipv6));
@@ -372,7 +389,10 @@ impl Prepared {
             nat: self.nat,
             log: log.to_owned(),
             metrics: None,
+            apis,
             policy: PolicyChanges::default(),
+            definitions: 1,
+            generations: BTreeMap::new(),
         };
         served.await_budgets();
         let ready = served.await_engine();
@@ -382,6 +402,7 @@ impl Prepared {
             served.metrics = self
                 .metrics
                 .map(|it| Metrics::new(it, &served.scraped(), log));
+            served.begin_apis()?;
             guest.begin(&served.place.socket())?;
             served.serve(&self.signals, guest)
         });
@@ -471,7 +492,13 @@ struct Served {
     log: String,
     /// The metrics process, with `--metrics`.
     metrics: Option<Metrics>,
+    /// The processes that answer the API, with `--api` and `--api-read`.
+    apis: Apis,
     policy: PolicyChanges,
+    /// Number of definitions that the VM has had.
+    definitions: u64,
+    /// How often a policy of each name was put.
+    generations: BTreeMap<String, u64>,
 }
 
 impl Served {
@@ -494,6 +521,7 @@ impl Served {
             for (id, counters) in guest.counters() {
                 self.clients.counted(id, counters);
             }
+            self.tell_apis(guest)?;
             let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
             let mut fds = guest.poll_fds();
             fds.extend([input(signals.as_fd()), input(self.watch.as_fd())]);
@@ -506,10 +534,14 @@ impl Served {
             }
             fds.extend(self.clients.fds().map(input));
             fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
+            fds.extend(self.apis.fds());
             let wait = |due: Instant| due.saturating_duration_since(Instant::now());
             let due = self.metrics.as_ref().and_then(Metrics::due);
             let due = self.watch.due().into_iter().chain(due);
-            let due = due.chain(self.policy.budgets_due).min();
+            let due = due
+                .chain(self.policy.budgets_due)
+                .chain(self.apis.due())
+                .min();
             let timeout = match (self.clients.has_waiting(), due.map(wait)) {
                 (true, _) => PollTimeout::ZERO,
                 (false, None) => PollTimeout::NONE,
@@ -528,9 +560,11 @@ impl Served {
                 }
             }
             self.follow_network()?;
-            for asked in self.clients.requests(&self.place, guest) {
+            let by_api = self.take_api_requests();
+            for asked in self.clients.requests(by_api, &self.place, guest) {
                 match asked {
                     Asked::Engine(request) => self.send(request)?,
+                    Asked::OfDaemon(client, request) => self.of_daemon(client, request, guest)?,
                     Asked::Apply(client, file) => self.apply_policy(Some(client), file)?,
                 }
             }
@@ -538,10 +572,13 @@ impl Served {
             self.see_to_metrics()?;
             if let Some(how) = self.hear_engine()? {
                 let flows = self.record_orphans();
+                let event = Event::EngineEnded { how: how.clone() };
+                self.clients.events.push(event);
                 guest.lost_engine(format!("{how}, and {flows}"));
             }
         }
-        Ok(())
+        // Of how it ended.
+        self.tell_apis(guest)
     }
 
     fn send(&mut self, message: ToEngine) -> anyhow::Result<()> {
@@ -586,7 +623,7 @@ impl Served {
         };
         let failed = failed.or_else(|| self.outgoing.failure());
         if let Some((id, answer)) = applied {
-            self.applied(id, &answer)?;
+            self.applied(id, answer)?;
         }
         if failed.is_some() {
             self.engine = None;
@@ -645,7 +682,7 @@ impl Served {
                 false => tracing::warn!("{e:#}"),
             }
         }
-        drop((self.clients, self.metrics));
+        drop((self.clients, self.metrics, self.apis));
         self.place.leave();
     }
 }

@@ -39,6 +39,7 @@ use slipgate_ipc::{
 };
 use slipgate_policy::document::{check_inline, inline_name};
 
+pub(crate) use self::tied_machine::TiedMachine;
 use self::{definition::Put, ties::Ties};
 use crate::{
     kernel_errors::is_passing,

@@ -183,6 +183,8 @@ pub(crate) struct AttachArgs {
     /// connect, and remove it at the end
     #[arg(long, value_name = "FILE", requires = "link", conflicts_with_all = ["vm", "tap"])]
     pub(crate) pid_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 const AS_PASST: &str = "\
@@ -194,6 +196,17 @@ impl AttachArgs {
     pub(crate) fn has_link(&self) -> bool {
         self.socket.is_some() || self.vhost_user.is_some() || self.fd.is_some()
     }
+}
+
+/// Where the API is answered: by `serve`, and in user mode.
+#[derive(Args, Debug)]
+pub(crate) struct ApiArgs {
+    /// Answer the API on this Unix socket, for this user and the group (`serve`, and in user mode)
+    #[arg(long, value_name = "PATH[,group=NAME]")]
+    pub(crate) api: Option<String>,
+    /// Answer the API on this Unix socket too, for reading alone
+    #[arg(long, value_name = "PATH[,group=NAME]")]
+    pub(crate) api_read: Option<String>,
 }
 
 /// The flags that say how guests reach the world.

@@ -26,11 +26,12 @@ pub(crate) use self::{
     policy_flags::rule_flags,
     userspace::{attach_socket, exec, inside},
 };
-use crate::args::{self, AttachArgs, NatArgs, ServeArgs};
+use crate::args::{self, ApiArgs, AttachArgs, NatArgs, ServeArgs};
 
 /// Checks the flags of `attach`. `order`: the rule flags as typed, see [`rule_flags`].
 pub(crate) fn attach(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Config, ConfigError> {
     let nat = &args.nat;
+    refuse_api(&args.api)?;
     let network = network::parse(nat)?;
     let vms = vm::parse(&args.vm, &args.tap, &network)?;
     checked(nat, network, Some(vms), on_exit(args.on_exit), order)
@@ -55,7 +56,7 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
     let config = checked(nat, network, None, on_exit(args.on_exit), order)?;
     Ok(Config {
         workers: args.workers,
-        api: api_sockets(args)?,
+        api: api_sockets(&args.api)?,
         metrics_labels: args.metrics_label.clone(),
         idle_after: args.idle_after,
         snapshot_dir: snapshot_dir(args)?,
@@ -105,16 +106,32 @@ fn snapshot_dir(args: &ServeArgs) -> Result<Option<PathBuf>, ConfigError> {
     Err(ConfigError::new("--snapshot-dir", dir, problem, remedy))
 }
 
-/// The sockets of `--api` and `--api-read`.
-fn api_sockets(args: &ServeArgs) -> Result<Vec<ApiSocket>, ConfigError> {
+/// Each flag of the API with its value, and whether clients may change anything.
+fn api_flags(args: &ApiArgs) -> impl Iterator<Item = (&'static str, &String, bool)> {
     let given = [
         ("--api", &args.api, true),
         ("--api-read", &args.api_read, false),
     ];
-    let given = given
-        .into_iter()
-        .filter_map(|(flag, value, may_change)| Some((flag, value.as_ref()?, may_change)));
-    let sockets = given.map(|(flag, value, may_change)| {
+    let given = given.into_iter();
+    given.filter_map(|(flag, value, may_change)| Some((flag, value.as_ref()?, may_change)))
+}
+
+/// Refuses the API beside a TAP: of these VMs a daemon answers.
+pub(crate) fn refuse_api(args: &ApiArgs) -> Result<(), ConfigError> {
+    let Some((flag, value, _)) = api_flags(args).next() else {
+        return Ok(());
+    };
+    Err(ConfigError::new(
+        flag,
+        value,
+        "in hybrid mode `slipgate serve` answers the API, for all VMs of the network namespace",
+        "give it to `slipgate serve`, which then serves this VM, too; or use user mode",
+    ))
+}
+
+/// The sockets of `--api` and `--api-read`.
+fn api_sockets(args: &ApiArgs) -> Result<Vec<ApiSocket>, ConfigError> {
+    let sockets = api_flags(args).map(|(flag, value, may_change)| {
         let (path, group) = match value.split_once(',') {
             None => (value.as_str(), None),
             Some((path, rest)) => (path, Some(rest.strip_prefix("group=").unwrap_or_default())),

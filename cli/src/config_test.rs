@@ -442,3 +442,28 @@ fn a_directory_for_snapshots_is_absolute_and_text() {
         );
     }
 }
+
+#[test]
+fn a_socket_of_the_api_is_a_daemons_or_user_modes() {
+    refused(
+        "--tap tap0 --api /run/a.sock",
+        &["--api", "slipgate serve", "user mode"],
+    );
+    refused("--tap tap0 --api-read /run/a.sock", &["--api-read"]);
+    let words = [
+        "slipgate",
+        "exec",
+        "--api",
+        "/run/a.sock,group=g",
+        "--",
+        "true",
+    ];
+    let matches = CommandLine::command().get_matches_from(words);
+    let typed = CommandLine::from_arg_matches(&matches).unwrap();
+    let Command::Exec(args) = typed.command else {
+        panic!("not exec");
+    };
+    let sockets = exec(&args, Vec::new()).unwrap().nat.api;
+    let shown = (sockets[0].group.as_deref(), sockets[0].may_change);
+    assert_eq!(shown, (Some("g"), true));
+}

@@ -144,6 +144,7 @@ fn run_vm(args: &RunArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             _ => None,
         };
         let Some(why) = problem else {
+            config::refuse_api(&args.api)?;
             return slipgate_broker::run_vm(config, daemon, &args.nat.log, figures);
         };
         let why = format!("--mode auto: the hybrid NAT can't run here ({why})");

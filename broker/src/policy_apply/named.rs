@@ -248,7 +248,7 @@ fn has(file: &PolicyFile, name: &str) -> bool {
 ///
 /// # Errors
 /// [`ResourceTaken`]: somebody does.
-fn check_unused<'v>(
+pub(crate) fn check_unused<'v>(
     config: &Config,
     name: &str,
     users: impl Iterator<Item = &'v str>,

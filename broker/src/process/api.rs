@@ -19,11 +19,11 @@ use slipgate_ipc::{
 };
 
 use super::{
-    MESSAGES_AT_ONCE,
+    MESSAGES_AT_ONCE, Scraped,
     outgoing::{Outgoing, unread_bytes},
     supervisor::Supervisor,
 };
-use crate::{kernel_state::Attached, role::Role};
+use crate::role::Role;
 
 /// Maximum number of answers and events that wait for room in the channel. A process that accepts
 /// none hangs.
@@ -60,7 +60,7 @@ impl Api {
     pub(crate) fn new(
         listener: UnixListener,
         may_change: bool,
-        attached: &Attached,
+        of: &impl Scraped,
         log: &str,
     ) -> Self {
         let mut api = Self {
@@ -73,7 +73,7 @@ impl Api {
             captures: HashMap::new(),
             hears: HashSet::new(),
         };
-        api.start(attached);
+        api.start(of);
         api
     }
 
@@ -124,12 +124,12 @@ impl Api {
     /// restarts it.
     pub(crate) fn requests(
         &mut self,
-        attached: &Attached,
+        of: &impl Scraped,
         mut number: impl FnMut() -> ClientId,
     ) -> Vec<(ClientId, io::Result<ClientRequest>)> {
         let Some(process) = self.supervisor.process_mut() else {
             if self.supervisor.is_due() {
-                self.start(attached);
+                self.start(of);
             }
             return Vec::new();
         };
@@ -218,14 +218,14 @@ impl Api {
         self.ended(&failure);
     }
 
-    fn start(&mut self, attached: &Attached) {
+    fn start(&mut self, of: &impl Scraped) {
         self.forget_requests();
         let start = ToApi::Start(Box::new(ApiStart {
-            maps: attached.datapath.maps().fds(),
+            maps: of.map_fds(),
             listener: self.listener.as_fd(),
             may_change: self.may_change,
-            owner_rows: attached.rows(),
-            label_keys: attached.config.metrics_labels.clone(),
+            owner_rows: of.owner_rows(),
+            label_keys: of.label_keys().to_vec(),
             log: self.log.clone(),
         }));
         let role = match self.may_change {
@@ -233,7 +233,7 @@ impl Api {
             false => Role::ApiReader,
         };
         self.outgoing = Outgoing::new(MOST_QUEUED);
-        if let Err(how) = self.supervisor.start(role, &attached.users, start) {
+        if let Err(how) = self.supervisor.start(role, of.users(), start) {
             self.ended(&how);
         }
         if self.may_change

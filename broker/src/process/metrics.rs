@@ -16,7 +16,7 @@ use slipgate_ipc::{
 use super::{MESSAGES_AT_ONCE, supervisor::Supervisor};
 use crate::{kernel_state::Attached, role::Role};
 
-/// Source of a metrics process's figures, and its user.
+/// Source of the figures of a process that serves clients, and its user.
 pub(crate) trait Scraped {
     /// The maps, in the order of their layout.
     fn map_fds(&self) -> Vec<BorrowedFd<'_>>;

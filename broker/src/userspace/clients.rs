@@ -3,7 +3,8 @@ use std::{collections::BTreeMap, os::fd::BorrowedFd, path::PathBuf};
 
 use slipgate_abi::VmRow;
 use slipgate_ipc::{
-    client::{ClientAnswer, ClientId, ClientRequest, ControlServer},
+    api::Event,
+    client::{ClientAnswer, ClientId, ClientRequest, ControlServer, PermittedRequest},
     engine::{EngineReply, EngineRequest, ToEngine},
 };
 
@@ -23,6 +24,8 @@ pub(super) enum Asked {
     Engine(ToEngine),
     /// The policy file's contents, or another file's, are to be in force.
     Apply(ClientId, Option<PathBuf>),
+    /// What a daemon's clients ask for: of the VM, its policies or its machine.
+    OfDaemon(ClientId, ClientRequest),
 }
 
 /// The control socket, and requests that the engine has not answered.
@@ -37,6 +40,8 @@ pub(super) struct Clients {
     /// By number: who asked for the machine's counters.
     counting: BTreeMap<u64, ClientId>,
     last: u64,
+    /// What happened, and clients of the API were not told of.
+    pub(super) events: Vec<Event>,
 }
 
 impl Clients {
@@ -49,6 +54,7 @@ impl Clients {
             thaws: Thaws::default(),
             counting: BTreeMap::new(),
             last: 0,
+            events: Vec::new(),
         }
     }
 
@@ -66,11 +72,20 @@ impl Clients {
         self.control.has_waiting()
     }
 
-    /// Answers what needs nobody else. Returns the rest.
-    pub(super) fn requests(&mut self, place: &Place, guest: &mut impl Guest) -> Vec<Asked> {
+    /// Answers what needs nobody else. Returns the rest. `by_api`: requests of clients of the API.
+    pub(super) fn requests(
+        &mut self,
+        by_api: Vec<PermittedRequest>,
+        place: &Place,
+        guest: &mut impl Guest,
+    ) -> Vec<Asked> {
         let mut asked = Vec::new();
-        for permitted in self.control.serve() {
+        for permitted in self.control.serve().into_iter().chain(by_api) {
             let client = permitted.client;
+            if is_of_daemon(&permitted.request) {
+                asked.push(Asked::OfDaemon(client, permitted.request));
+                continue;
+            }
             if let ClientRequest::Machines = permitted.request {
                 self.machines(client, guest);
                 continue;
@@ -130,7 +145,9 @@ impl Clients {
             ClientRequest::Freeze { vm } if vm == self.vm => {
                 // A thaw that was asked for before must not undo it.
                 self.thaws.undo(self.row);
-                freeze(&place.memory.maps, self.row);
+                if freeze(&place.memory.maps, self.row) {
+                    self.events.push(Event::VmFrozen { vm });
+                }
                 Err(Box::new(ClientAnswer::Done))
             }
             ClientRequest::Freeze { .. } | ClientRequest::Vms => Err(Box::new(unknown_vm())),
@@ -168,7 +185,11 @@ impl Clients {
         };
         let answer = match self.thaws.take(id) {
             Some(Thaw::Of(row)) if reply == EngineReply::Done => {
-                place.memory.maps.set_frozen(row, false);
+                if place.memory.maps.is_frozen(row) {
+                    place.memory.maps.set_frozen(row, false);
+                    let vm = self.vm.clone();
+                    self.events.push(Event::VmThawed { vm });
+                }
                 ClientAnswer::Done
             }
             Some(Thaw::Undone) if reply == EngineReply::Done => ClientAnswer::error(FROZEN_AGAIN),
@@ -195,6 +216,16 @@ impl Clients {
         self.control.answer(client, answer);
     }
 
+    /// Takes in a request of a client of the API: its number, by which it is answered.
+    pub(super) fn take_in(&mut self) -> ClientId {
+        self.control.take_in()
+    }
+
+    /// Takes out the answers to those requests.
+    pub(super) fn answers(&mut self) -> Vec<(ClientId, ClientAnswer)> {
+        self.control.answers()
+    }
+
     /// Answers those that wait for an engine that has ended.
     pub(super) fn forget(&mut self, why: &str) {
         let waiting = std::mem::take(&mut self.waiting).into_values();
@@ -203,6 +234,25 @@ impl Clients {
             self.control.answer(client, &ClientAnswer::error(why));
         }
     }
+}
+
+/// Whether it is for [`Served::of_daemon`](super::Served::of_daemon).
+fn is_of_daemon(request: &ClientRequest) -> bool {
+    use ClientRequest as Of;
+    matches!(
+        request,
+        Of::ListVms
+            | Of::GetVm { .. }
+            | Of::PutVm { .. }
+            | Of::RemoveVm { .. }
+            | Of::KeepVm { .. }
+            | Of::ListPolicies
+            | Of::PutPolicy { .. }
+            | Of::RemovePolicy { .. }
+            | Of::ApiSockets
+            | Of::ListMachines
+            | Of::OrderMachine { .. }
+    )
 }
 
 #[cfg(test)]

@@ -82,6 +82,10 @@ impl Command {
         for dir in private_dirs(nat) {
             process.arg("--cover").arg(dir);
         }
+        // By them the policy can be changed.
+        for path in nat.api_paths() {
+            process.arg("--cover").arg(path);
+        }
         // Only connections of forwards need them.
         if nat
             .forwards
@@ -202,7 +206,8 @@ pub struct Inside {
     pub fd: RawFd,
     /// Addresses of its namespace.
     pub namespace: GuestNamespace,
-    /// Directories that the command does not see: what rules it is there, and it runs as their owner.
+    /// Directories and sockets that the command does not see: what rules it is there, and it runs as their
+    /// owner.
     pub covered: Vec<PathBuf>,
     /// Whether a process that makes sockets stays in it.
     pub makes_sockets: bool,

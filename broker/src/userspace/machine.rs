@@ -11,18 +11,22 @@
 //! engine touches first would not count.
 use std::{
     collections::BTreeSet,
-    os::fd::OwnedFd,
+    io::{self, Read as _},
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::Path,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use nix::{
     poll::{PollFd, PollTimeout, poll},
     sys::signal::Signal,
 };
 use serde::Serialize;
 use slipgate_ipc::{
+    api::Event,
+    client::MachineStatus,
     engine::{OnExit, UserspaceStart},
     vmm::VmmEnd,
 };
@@ -34,6 +38,7 @@ use crate::{
     run::stop_vm,
     serve::End,
     vm::{BegunVmm, How, Images, Inherits, Report, ReportFile, Stages, Typed, Vm, micros},
+    vm_changes::TiedMachine,
 };
 
 /// The machine, and how it ended.
@@ -51,6 +56,9 @@ struct Machine<F, N> {
     /// Result of the run, once it has ended.
     end: Option<anyhow::Result<End>>,
     counters: Vec<(u64, serde_json::Value)>,
+    /// Where the machine says what it is and what happens to it.
+    notices: UnixStream,
+    told: TiedMachine,
     how: Option<(How, Option<VmmEnd>)>,
 }
 
@@ -77,8 +85,11 @@ pub fn run_userspace_vm<N: Serialize>(
     if let Some(inherits) = &inherits {
         inherits.log(&config.nat.vms[0].name);
     }
-    let ran = start(&mut config, images, log, begun).and_then(|(vm, link, how)| {
+    let ran = start(&mut config, images, log, begun).and_then(|(mut vm, link, how)| {
+        let notices = notices_of(&mut vm).context("preparing for notices of the machine")?;
         let mut machine = Machine {
+            notices,
+            told: TiedMachine::of(std::process::id()),
             name: config.nat.vms[0].name.clone(),
             vm: Some(vm),
             began,
@@ -157,6 +168,15 @@ fn start(
     let mut vm = Vm::prepare(config, images, &BTreeSet::new(), link, log, begun)?;
     vm.await_made(&config.machine)?;
     Ok((vm, ours, how))
+}
+
+/// Has the machine tell what happens to it, as it tells a daemon. Returns the socket to read.
+fn notices_of(vm: &mut Vm) -> io::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    theirs.set_nonblocking(true)?;
+    vm.orders.notify_by(theirs);
+    Ok(ours)
 }
 
 impl<F, N> Machine<F, N> {
@@ -252,6 +272,19 @@ impl<N, F: FnOnce(&Path, &str) -> Option<N>> Guest for Machine<F, N> {
 
     fn counters(&mut self) -> Vec<(u64, serde_json::Value)> {
         std::mem::take(&mut self.counters)
+    }
+
+    fn machine(&self) -> Option<MachineStatus> {
+        self.told.status()
+    }
+
+    fn happened(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let mut bytes = [0; 4_096];
+        while let Ok(n @ 1..) = self.notices.read(&mut bytes) {
+            self.told.take(&self.name, &bytes[..n], &mut events);
+        }
+        events
     }
 
     fn finish(&mut self, pin_dir: &Path) {

@@ -1,4 +1,4 @@
-//! Descriptors and answers for the metrics process of a user-mode engine.
+//! Descriptors of the processes that serve clients of a user-mode engine, and answers for the metrics process.
 use std::os::fd::BorrowedFd;
 
 use slipgate_control::Users;
@@ -9,9 +9,9 @@ use crate::{config::Config, process::Scraped};
 
 /// Place of a user-mode engine, as a source of metrics.
 pub(super) struct ScrapedPlace<'s> {
-    place: &'s Place,
-    nat: &'s Config,
-    users: &'s Users,
+    pub(super) place: &'s Place,
+    pub(super) nat: &'s Config,
+    pub(super) users: &'s Users,
 }
 
 impl Scraped for ScrapedPlace<'_> {

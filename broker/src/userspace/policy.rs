@@ -2,7 +2,8 @@
 //!
 //! # Theory of operation
 //! `slipgate policy apply`, and SIGHUP where the guest has no use for it, read the policy files again, as in
-//! hybrid mode ([`crate::policy_apply`]). All is read and checked before anything changes. The rules get
+//! hybrid mode ([`crate::policy_apply`]); clients of the API put policies, and change the VM
+//! ([`super::definition`]). All is read and checked before anything changes. The rules get
 //! elements of `RULES`, the engine switches between two packets, cuts the flows that the new policy
 //! refuses, and answers when none of their packets can leave any more. Then rates are set, and the client
 //! is answered. There is one change at a time.
@@ -13,10 +14,12 @@ use std::{collections::BTreeSet, path::PathBuf, time::Instant};
 
 use anyhow::bail;
 use slipgate_ipc::{
+    api::Event,
     channel::memory_file,
-    client::{ClientAnswer, ClientId},
+    client::{ClientAnswer, ClientId, Version, VmChange},
     engine::{EngineRequest, Policies, Subject, ToEngine},
 };
+use slipgate_policy::document::LoadedPolicies;
 
 use super::{
     Served,
@@ -30,14 +33,40 @@ use crate::{
 /// A change under way, and when budgets are looked at next.
 #[derive(Debug, Default)]
 pub(super) struct PolicyChanges {
-    /// Number of the message to the engine, and who asked; `None`: a signal did.
-    applying: Option<(u64, Option<ClientId>)>,
+    applying: Option<Applying>,
     /// Whether a signal came meanwhile.
     apply_again: bool,
     /// Indexes of policies that changed here, and of which the engine was not told.
     untold: BTreeSet<u32>,
     /// `None` while the guest has no budget.
     pub(super) budgets_due: Option<Instant>,
+}
+
+/// A change that the engine was told of.
+#[derive(Debug)]
+struct Applying {
+    /// Number of the message to the engine.
+    id: u64,
+    /// Who asked; `None`: a signal did.
+    client: Option<ClientId>,
+    what: Changed,
+}
+
+/// What a change puts in force.
+#[derive(Debug)]
+pub(super) enum Changed {
+    /// The policy files.
+    Files,
+    /// A policy that a client put.
+    Policy {
+        name: String,
+        generation: u64,
+        version: Version,
+    },
+    /// The end of one that a client had put.
+    NoPolicy { name: String },
+    /// Another definition of the VM.
+    Vm,
 }
 
 impl PolicyChanges {
@@ -58,19 +87,43 @@ impl Served {
         client: Option<ClientId>,
         file: Option<PathBuf>,
     ) -> anyhow::Result<()> {
-        if self.policy.applying.is_some() {
-            match client {
-                Some(client) => {
-                    let busy = "another policy is just being put in force: try again";
-                    self.clients.answer(client, &ClientAnswer::error(busy));
-                }
-                None => self.policy.apply_again = true,
-            }
+        if self.is_changing(client) {
+            self.policy.apply_again |= client.is_none();
             return Ok(());
         }
-        match self.take_in_policy(file) {
+        let config = match file {
+            Some(file) => self.nat.with_policy_file(&file),
+            None => self.nat.reread(),
+        };
+        let loaded = config.and_then(|config| Ok((config.load_policies()?, config)));
+        self.change(client, loaded.map_err(Into::into), Changed::Files)
+    }
+
+    /// Whether a change is under way; then who asks for another is answered.
+    pub(super) fn is_changing(&mut self, client: Option<ClientId>) -> bool {
+        let is_changing = self.policy.applying.is_some();
+        if let (true, Some(client)) = (is_changing, client) {
+            let busy = "another policy is just being put in force: try again";
+            self.clients.answer(client, &ClientAnswer::busy(busy));
+        }
+        is_changing
+    }
+
+    /// Puts a configuration in force, with its policies, and answers who asked: later, or at once if that
+    /// can't be.
+    pub(super) fn change(
+        &mut self,
+        client: Option<ClientId>,
+        changed: anyhow::Result<(LoadedPolicies, Config)>,
+        what: Changed,
+    ) -> anyhow::Result<()> {
+        if self.is_changing(client) {
+            return Ok(());
+        }
+        match changed.and_then(|changed| self.take_in_policy(changed)) {
             Ok(policies) => {
-                self.policy.applying = Some((policies.id, client));
+                let id = policies.id;
+                self.policy.applying = Some(Applying { id, client, what });
                 self.send(ToEngine::Policies(Box::new(policies)))
             }
             Err(e) => {
@@ -84,19 +137,17 @@ impl Served {
         }
     }
 
-    /// Reads and checks a policy, and takes it in. Returns the message for the engine.
-    fn take_in_policy(&mut self, file: Option<PathBuf>) -> anyhow::Result<Policies> {
+    /// Checks policies with their configuration, and takes them in. Returns the message for the engine.
+    fn take_in_policy(
+        &mut self,
+        (loaded, config): (LoadedPolicies, Config),
+    ) -> anyhow::Result<Policies> {
         if self.engine.is_none() {
             bail!("the engine has ended");
         }
-        let config = match file {
-            Some(file) => self.nat.with_policy_file(&file),
-            None => self.nat.reread(),
-        }?;
         if config.forwards != self.nat.forwards {
             bail!("it has other forwards, whose ports are taken at the start only");
         }
-        let loaded = config.load_policies()?;
         check_egress(&config.flags, &loaded)?;
         let taken = self.place.take_in(loaded.policies, &self.view.local)?;
         let link = (self.vm.spec.mtu.into(), self.vm.spec.ipv6);
@@ -127,8 +178,9 @@ impl Served {
     }
 
     /// Finishes a change after the engine's answer.
-    pub(super) fn applied(&mut self, id: u64, answer: &ClientAnswer) -> anyhow::Result<()> {
-        let Some((_, client)) = self.policy.applying.take_if(|(of, _)| *of == id) else {
+    pub(super) fn applied(&mut self, id: u64, answer: ClientAnswer) -> anyhow::Result<()> {
+        let Some(Applying { client, what, .. }) = self.policy.applying.take_if(|it| it.id == id)
+        else {
             return Ok(());
         };
         let rates = of_guest(&self.nat);
@@ -136,16 +188,12 @@ impl Served {
         let row = self.place.open.row;
         self.place.memory.maps.set_rates(row, limited);
         self.await_budgets();
-        if let ClientAnswer::Applied { cut, kept, left } = answer {
-            let name = self.nat.policy_name();
-            let more = match left {
-                0 => String::new(),
-                left => format!(", {left} of them against it"),
-            };
-            tracing::info!("{name} is in force: {cut} flows cut, {kept} go on{more}");
-        }
+        let answer = match answer {
+            ClientAnswer::Applied { cut, kept, left } => self.is_in_force(what, (cut, kept, left)),
+            answer => answer,
+        };
         if let Some(client) = client {
-            self.clients.answer(client, answer);
+            self.clients.answer(client, &answer);
         }
         match std::mem::take(&mut self.policy.apply_again) {
             true => self.apply_policy(None, None),
@@ -153,10 +201,60 @@ impl Served {
         }
     }
 
+    /// Tells of a change that is in force, and makes the answer to it.
+    fn is_in_force(&mut self, what: Changed, (cut, kept, left): (u64, u64, u64)) -> ClientAnswer {
+        let more = match left {
+            0 => String::new(),
+            left => format!(", {left} of them against it"),
+        };
+        let flows = format!("{cut} flows cut, {kept} go on{more}");
+        let applied = Event::PolicyApplied { cut, kept };
+        match what {
+            Changed::Files => {
+                let name = self.nat.policy_name();
+                tracing::info!("{name} is in force: {flows}");
+                self.clients.events.push(applied);
+                ClientAnswer::Applied { cut, kept, left }
+            }
+            Changed::Policy {
+                name,
+                generation,
+                version,
+            } => {
+                tracing::info!("the policy {name} is in force: {flows}");
+                self.generations.insert(name, generation);
+                self.clients.events.push(applied);
+                ClientAnswer::PolicyPut {
+                    generation,
+                    version,
+                    cut,
+                    kept,
+                }
+            }
+            Changed::NoPolicy { name } => {
+                tracing::info!("the policy {name} is removed: {flows}");
+                self.generations.remove(&name);
+                self.clients.events.push(applied);
+                ClientAnswer::Done
+            }
+            Changed::Vm => {
+                let vm = self.vm.spec.name.clone();
+                tracing::info!("{vm} has another definition: {flows}");
+                self.definitions += 1;
+                self.clients.events.push(Event::VmChanged { vm });
+                ClientAnswer::Vm {
+                    vm: Box::new(self.status()),
+                    change: VmChange::Changed,
+                }
+            }
+        }
+    }
+
     /// The engine has ended: answers who waits for a change that it does not carry out.
     pub(super) fn give_up_changes(&mut self) {
         self.policy.budgets_due = None;
-        if let Some((_, Some(client))) = self.policy.applying.take() {
+        let applying = self.policy.applying.take();
+        if let Some(client) = applying.and_then(|applying| applying.client) {
             let ended = ClientAnswer::error("the engine has ended");
             self.clients.answer(client, &ended);
         }
@@ -178,7 +276,9 @@ impl Served {
         let maps = &self.place.memory.maps;
         let row = self.place.open.row;
         let at_end = of_guest(&self.nat).budget.at_end;
-        let order = look_at(maps, (row, &self.vm.spec.name), at_end, today(), |_| ());
+        let events = &mut self.clients.events;
+        let tell = |event| events.push(event);
+        let order = look_at(maps, (row, &self.vm.spec.name), at_end, today(), tell);
         self.await_budgets();
         self.policy.budgets_due = self.policy.budgets_due.map(|_| now + BUDGETS_EVERY);
         let (id, request) = match order {

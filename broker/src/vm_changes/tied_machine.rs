@@ -11,7 +11,7 @@ use slipgate_ipc::{
 
 /// State of the machine behind a VM, as its notices give it.
 #[derive(Debug, Default)]
-pub(super) struct TiedMachine {
+pub(crate) struct TiedMachine {
     /// The process that made the socket; 0: it has no id in this PID namespace.
     pid: u32,
     lines: NoticeLines,
@@ -23,7 +23,7 @@ pub(super) struct TiedMachine {
 
 impl TiedMachine {
     /// Nothing is known yet of the machine of this process.
-    pub(super) fn of(pid: u32) -> Self {
+    pub(crate) fn of(pid: u32) -> Self {
         Self {
             pid,
             ..Self::default()
@@ -31,7 +31,7 @@ impl TiedMachine {
     }
 
     /// Takes what the client of this VM has sent. Adds what has happened to `events`.
-    pub(super) fn take(&mut self, vm: &str, bytes: &[u8], events: &mut Vec<Event>) {
+    pub(crate) fn take(&mut self, vm: &str, bytes: &[u8], events: &mut Vec<Event>) {
         let was_over = self.lines.is_over();
         for notice in self.lines.take(bytes) {
             self.note(vm, notice, events);
@@ -66,7 +66,7 @@ impl TiedMachine {
     }
 
     /// The machine as it is now; `None`: the VM's machine is another program's, or has ended.
-    pub(super) fn status(&self) -> Option<MachineStatus> {
+    pub(crate) fn status(&self) -> Option<MachineStatus> {
         let (status, at) = self.known.as_ref().filter(|_| !self.has_ended)?;
         let mut status = status.clone();
         if status.runs_s > 0 || status.state != slipgate_ipc::client::MachineState::Starting {

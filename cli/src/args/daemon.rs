@@ -3,7 +3,7 @@ use std::{net::Ipv4Addr, os::fd::RawFd, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
-use super::{DEFAULT_PIN_DIR, Ipv6, NatArgs, OnExit, QuotaArgs};
+use super::{ApiArgs, DEFAULT_PIN_DIR, Ipv6, NatArgs, OnExit, QuotaArgs};
 
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
@@ -11,12 +11,8 @@ pub(crate) struct ServeArgs {
     /// Flags from a TOML file, as in `uplink = "eth0"`; flags typed here beat it
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Answer the API on this Unix socket, for root and the group
-    #[arg(long, value_name = "PATH[,group=NAME]")]
-    pub(crate) api: Option<String>,
-    /// Answer the API on this Unix socket too, for reading alone
-    #[arg(long, value_name = "PATH[,group=NAME]")]
-    pub(crate) api_read: Option<String>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
     /// Give Prometheus the VMs' labels of this key, as slipgate_vm_info; may be given several times
     #[arg(long, value_name = "KEY", requires = "metrics")]
     pub(crate) metrics_label: Vec<String>,
@@ -158,7 +154,7 @@ pub(crate) struct EventsArgs {
     /// A JSON object a line, as the API has them
     #[arg(long)]
     pub(crate) json: bool,
-    /// Socket of the API [default: the daemon's of this network namespace]
+    /// Socket of the API, of user mode's too [default: the daemon's of this network namespace]
     #[arg(long, value_name = "PATH")]
     pub(crate) api: Option<PathBuf>,
     /// Directory in bpffs that `serve` was given

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 
-use super::NatArgs;
+use super::{ApiArgs, NatArgs};
 
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
@@ -15,6 +15,8 @@ pub(crate) struct ExecArgs {
     /// The command's name in flows, stats and rules [default: exec-PID]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
     /// The command, and its arguments

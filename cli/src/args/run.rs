@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::NatArgs;
+use super::{ApiArgs, NatArgs};
 
 #[derive(Args, Debug)]
 #[command(after_help = EXIT_CODES)]
@@ -122,6 +122,8 @@ pub(crate) struct RunArgs {
     /// Start processes of its own beside those of `slipgate serve`, which else serves the VM
     #[arg(long)]
     pub(crate) own: bool,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
 }

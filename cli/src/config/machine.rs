@@ -116,7 +116,7 @@ pub(crate) fn run(
         },
     };
     let nat = if is_userspace {
-        userspace::of_one(&args.nat, &name, mac, order)?
+        userspace::of_one(&args.nat, &args.api, &name, mac, order)?
     } else {
         let network = network::parse(&args.nat)?;
         let vm = VmConfig {

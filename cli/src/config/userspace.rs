@@ -10,8 +10,8 @@ use slipgate_control::{GuestNamespace, NamespaceIpv6};
 use slipgate_ipc::engine::{GuestProtocol, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
-use super::{network, settled};
-use crate::args::{self, AttachArgs, ExecArgs, InsideArgs, NatArgs};
+use super::{api_sockets, network, settled};
+use crate::args::{self, ApiArgs, AttachArgs, ExecArgs, InsideArgs, NatArgs};
 
 /// Checks the flags of `exec`. `order`: the rule flags as typed, see [`super::rule_flags`].
 pub(crate) fn exec(args: &ExecArgs, order: Vec<RuleFlag>) -> Result<ExecConfig, ConfigError> {
@@ -20,7 +20,7 @@ pub(crate) fn exec(args: &ExecArgs, order: Vec<RuleFlag>) -> Result<ExecConfig, 
         None => format!("exec-{}", std::process::id()),
     };
     Ok(ExecConfig {
-        nat: of_one(&args.nat, &name, None, order)?,
+        nat: of_one(&args.nat, &args.api, &name, None, order)?,
         command: args.command.clone(),
     })
 }
@@ -63,7 +63,7 @@ pub(crate) fn attach_socket(
         }
     };
     Ok(SocketConfig {
-        nat: of_one(&args.nat, &name, None, order)?,
+        nat: of_one(&args.nat, &args.api, &name, None, order)?,
         socket,
         pid_file: args.pid_file.clone(),
     })
@@ -91,6 +91,7 @@ fn name_of(flag: &'static str, given: Option<&str>, path: &Path) -> Result<Strin
 /// The NAT of one guest. `mac`: the only one that its frames may have.
 pub(super) fn of_one(
     nat: &NatArgs,
+    api: &ApiArgs,
     name: &str,
     mac: Option<[u8; 6]>,
     order: Vec<RuleFlag>,
@@ -103,7 +104,11 @@ pub(super) fn of_one(
         ..VmConfig::new(name, name, network.guest)
     };
     let vms = Some(vec![vm]);
-    settled(Mode::Userspace, nat, network, vms, OnExit::Detach, order)
+    let config = settled(Mode::Userspace, nat, network, vms, OnExit::Detach, order)?;
+    Ok(Config {
+        api: api_sockets(api)?,
+        ..config
+    })
 }
 
 pub(super) const NOT_YET: &str = "the user-mode engine has it not yet";

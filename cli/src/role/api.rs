@@ -1,4 +1,4 @@
-//! The process that answers the API, with `slipgate serve --api`.
+//! The process that answers the API, with `--api` of `slipgate serve` and of user mode.
 //!
 //! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
 //! listening socket and the channel to the broker ([`crate::sandbox::servers`]). What it serves is in

@@ -11,7 +11,10 @@ use std::{
     net::Ipv4Addr,
     os::{
         fd::OwnedFd,
-        unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
+        unix::{
+            ffi::OsStrExt as _,
+            fs::{DirBuilderExt as _, FileTypeExt as _},
+        },
     },
     path::{Path, PathBuf},
 };
@@ -54,8 +57,8 @@ pub struct GuestDevice {
 
 impl GuestNamespace {
     /// Enters the namespaces, and configures them. The process has one thread. In the mount namespace
-    /// an empty file system is over each of the `covered` directories: the command has the user's
-    /// rights, and these hold what the user rules it by.
+    /// an empty file system is over each of the `covered` directories, and an empty file over each socket
+    /// among them: the command has the user's rights, and these are what the user rules it by.
     ///
     /// # Errors
     /// The host permits no user namespace or no TAP, or refuses a setting or a mount.
@@ -103,10 +106,15 @@ impl GuestNamespace {
         let _ = fs::write("/proc/sys/net/ipv4/tcp_tw_reuse", "1");
         mount(None, Path::new("/"), libc::MS_REC | libc::MS_SLAVE)
             .map_err(Error::os("keep mounts apart from the host's"))?;
-        for dir in covered {
-            cover(dir).map_err(Error::os(format!(
+        for path in covered {
+            let is_socket = fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
+            let hidden = match is_socket {
+                true => cover_socket(path),
+                false => cover(path),
+            };
+            hidden.map_err(Error::os(format!(
                 "hide {} from the command",
-                dir.display()
+                path.display()
             )))?;
         }
         self.cover_resolv_conf()?;
@@ -122,31 +130,35 @@ impl GuestNamespace {
         if !target.exists() {
             return Ok(());
         }
-        let name = format!("slipgate-resolv-{}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        let failed = || {
-            Error::os(format!(
-                "cover /etc/resolv.conf by a file in {}",
-                dir.display()
-            ))
-        };
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&dir)
-            .map_err(failed())?;
-        let covered = cover_by_file(&dir, target, &format!("nameserver {}\n", self.dns));
-        let removed = fs::remove_dir(&dir);
-        covered.and(removed).map_err(failed())
+        let text = format!("nameserver {}\n", self.dns);
+        cover_by_file(target, &text).map_err(Error::os(format!(
+            "cover /etc/resolv.conf by a file in {}",
+            std::env::temp_dir().display()
+        )))
     }
+}
+
+/// Mounts an empty file over a socket: whoever connects to it is refused.
+fn cover_socket(socket: &Path) -> io::Result<()> {
+    cover_by_file(socket, "")
 }
 
 /// Mounts a file with this text over another one, by a file system of its own that is made in an empty
 /// directory and does not stay there. The file is never removed from it: over one that was, nothing can be
 /// mounted, and the command may make such a namespace itself.
-fn cover_by_file(dir: &Path, target: &Path, text: &str) -> io::Result<()> {
+fn cover_by_file(target: &Path, text: &str) -> io::Result<()> {
+    let name = format!("slipgate-cover-{}", std::process::id());
+    let dir = std::env::temp_dir().join(name);
+    fs::DirBuilder::new().mode(0o700).create(&dir)?;
+    let covered = cover_from(&dir, target, text);
+    let removed = fs::remove_dir(&dir);
+    covered.and(removed)
+}
+
+fn cover_from(dir: &Path, target: &Path, text: &str) -> io::Result<()> {
     let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     mount_kind(Some((c"tmpfs", c"mode=0755")), None, dir, flags)?;
-    let source = dir.join("resolv.conf");
+    let source = dir.join("file");
     let covered =
         fs::write(&source, text).and_then(|()| mount(Some(&source), target, libc::MS_BIND));
     let place = CString::new(dir.as_os_str().as_bytes())?;

@@ -4,14 +4,14 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::SocketAddrV4,
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    Capture, GUEST_DEVICE, Guest, PinDir, Slipgate, World,
+    Capture, GUEST_DEVICE, Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World,
     clients::{
         icmp, tcp,
         tcp::{ConnectOutcome, EchoSession},
@@ -23,11 +23,20 @@ use slipgate_testbed::{
 };
 
 use crate::{
-    BRIEFLY, Cell, WAIT, eventually,
+    BRIEFLY, Cell, Mode, WAIT, eventually,
     matrix::{at, cells, matrix, pings},
+    stand::give_ipv6,
 };
 
 matrix! {
+    a_vm_is_served_frozen_cut_and_removed_by_http: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    packets_and_metrics_come_by_http: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_reader_can_change_nothing: [hybrid_ipv4, user_ipv4],
+        without [hybrid_ipv6, user_ipv6]: "requests are the same whatever addresses the guest has";
+    the_api_is_started_again_and_guests_go_on: [hybrid_ipv4, user_ipv4],
+        without [hybrid_ipv6, user_ipv6]: "the process is the same whatever addresses the guest has";
+    hostile_clients_of_the_api_delay_no_admission: [hybrid_ipv4, user_ipv4],
+        without [hybrid_ipv6, user_ipv6]: "clients are the same whatever addresses the guest has";
     what_comes_for_a_vm_that_sleeps_waits_until_it_is_resumed: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "its VMs have no daemon, and none is put to sleep (attach-socket.md)";
 }
@@ -35,12 +44,27 @@ matrix! {
 /// The protocol of neighbour discovery.
 const ICMPV6: u8 = 58;
 
-/// A daemon with both sockets; fields go in order.
+/// A daemon with both sockets, or in user mode the `attach` of one VM, `tap0`; fields go in order.
 pub(crate) struct Stand {
     pub(crate) daemon: Slipgate,
     world: World,
-    scratch: tempfile::TempDir,
+    files: Files,
     pub(crate) cell: Cell,
+}
+
+/// Where the sockets are.
+enum Files {
+    Scratch(tempfile::TempDir),
+    OfUser(OrdinaryUser),
+}
+
+impl Files {
+    fn path(&self, name: &str) -> PathBuf {
+        match self {
+            Self::Scratch(dir) => dir.path().join(name),
+            Self::OfUser(user) => user.file("run").join(name),
+        }
+    }
 }
 
 impl Stand {
@@ -53,11 +77,47 @@ impl Stand {
         Self::of(cells::hybrid_ipv4, more)
     }
 
-    /// The stand of a cell of hybrid mode. Its guests have their addresses at once.
+    /// The stand of a cell. Its guests have their addresses at once.
     pub(crate) fn of(cell: Cell, more: &[&str]) -> Self {
         let world = World::new().unwrap();
         let all = [cell.give(&world), more].concat();
-        Self::in_world(cell, world, UPLINK, &all)
+        match cell.mode {
+            Mode::Hybrid => Self::in_world(cell, world, UPLINK, &all),
+            Mode::User => Self::of_user(cell, world, &all),
+        }
+    }
+
+    /// The same with a VM that is served, and its guest: both are called `tap0`.
+    pub(crate) fn with_vm(cell: Cell, more: &[&str]) -> (Self, Guest) {
+        let stand = Self::of(cell, more);
+        let guest = stand.guest("tap0");
+        if cell.is_hybrid() {
+            let body = json!({ "tap": "tap0" });
+            assert_eq!(stand.ask("PUT", "/v1/vms/tap0", Some(body)).0, 201);
+        }
+        (stand, guest)
+    }
+
+    fn of_user(cell: Cell, world: World, more: &[&str]) -> Self {
+        // As most distributions have it.
+        let everybody = "0 2147483647";
+        world
+            .host
+            .sysctl("net.ipv4.ping_group_range", everybody)
+            .unwrap();
+        let user = OrdinaryUser::new().unwrap();
+        let files = Files::OfUser(user.clone());
+        let path = |name: &str| files.path(name).display().to_string();
+        let (api, read) = (path("api.sock"), path("read.sock"));
+        let args = [&["--api", &api, "--api-read", &read], more].concat();
+        let link = files.path("tap0.sock");
+        let daemon = Slipgate::attach_socket(&world.host, &user, &link, &args).unwrap();
+        Self {
+            daemon,
+            world,
+            files,
+            cell,
+        }
     }
 
     /// In this world, with this device as the uplink of all VMs.
@@ -72,13 +132,13 @@ impl Stand {
         Self {
             daemon,
             world,
-            scratch,
+            files: Files::Scratch(scratch),
             cell,
         }
     }
 
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
-        self.scratch.path().join(name)
+        self.files.path(name)
     }
 
     pub(crate) fn world(&self) -> &World {
@@ -86,22 +146,17 @@ impl Stand {
     }
 
     fn curl(&self, socket: &str, args: &[&str], path: &str) -> Command {
-        let mut curl = Command::new("curl");
-        curl.args([
-            "--silent",
-            "--no-buffer",
-            "--max-time",
-            "120",
-            "--unix-socket",
-        ])
-        .arg(self.socket(socket))
-        .args(args)
-        .arg(format!("http://slipgate{path}"));
-        curl
+        curl_at(&self.socket(socket), args, path)
     }
 
     /// Status and body of the answer on a socket.
-    fn ask_on(&self, socket: &str, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+    pub(crate) fn ask_on(
+        &self,
+        socket: &str,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> (u16, Value) {
         let body = body.unwrap_or_default().to_string();
         let args = [
             "--write-out",
@@ -142,12 +197,39 @@ impl Stand {
     }
 
     pub(crate) fn guest(&self, tap: &str) -> Guest {
-        self.cell.guest_at(&self.world, tap)
+        let at_socket = || {
+            let config = GuestConfig::new(tap).on_socket(&self.socket("tap0.sock"));
+            let guest = Guest::new(&self.world, config).unwrap();
+            if self.cell.is_ipv6() {
+                give_ipv6(&guest);
+            }
+            guest
+        };
+        match self.cell.mode {
+            Mode::Hybrid => self.cell.guest_at(&self.world, tap),
+            Mode::User => at_socket(),
+        }
     }
 }
 
+/// curl that asks at this socket.
+pub(crate) fn curl_at(socket: &Path, args: &[&str], path: &str) -> Command {
+    let mut curl = Command::new("curl");
+    curl.args([
+        "--silent",
+        "--no-buffer",
+        "--max-time",
+        "120",
+        "--unix-socket",
+    ])
+    .arg(socket)
+    .args(args)
+    .arg(format!("http://slipgate{path}"));
+    curl
+}
+
 /// Status and body that curl prints.
-fn answer(mut curl: Command) -> (u16, Value) {
+pub(crate) fn answer(mut curl: Command) -> (u16, Value) {
     let text = String::from_utf8(curl.output().unwrap().stdout).unwrap();
     let (body, status) = text.rsplit_once('\n').unwrap();
     (
@@ -181,7 +263,7 @@ impl Events {
     }
 
     /// The next event of this kind.
-    fn next_of(&mut self, kind: &str) -> Value {
+    pub(crate) fn next_of(&mut self, kind: &str) -> Value {
         loop {
             let event = self.next();
             if event["event"] == kind {
@@ -198,43 +280,45 @@ impl Drop for Events {
     }
 }
 
-#[test]
-fn a_vm_is_served_frozen_cut_and_removed_by_http() {
-    require_root_and_tun!();
-    let stand = Stand::new();
-    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn a_vm_is_served_frozen_cut_and_removed_by_http(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let server = cell.server();
+    let echo = TcpServer::start(&stand.world.net, (server, 7000), TcpService::Echo).unwrap();
     let guest = stand.guest("tap0");
     let mut events = Events::read(&stand, "/v1/events?after=0");
-    let body = json!({ "tap": "tap0", "labels": { "tenant": "x" } });
-    let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(body.clone()));
-    assert_eq!((status, &vm["state"]), (201, &json!("served")), "{vm}");
-    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 200);
+    if cell.is_hybrid() {
+        let body = json!({ "tap": "tap0", "labels": { "tenant": "x" } });
+        let (status, vm) = stand.ask("PUT", "/v1/vms/tap0", Some(body.clone()));
+        assert_eq!((status, &vm["state"]), (201, &json!("served")), "{vm}");
+        assert_eq!(stand.ask("PUT", "/v1/vms/tap0", Some(body)).0, 200);
+    }
     assert_eq!(events.next()["event"], "vm_added");
     let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     guest
         .run(|| EchoSession::new(&mut stream).round(1_000))
         .unwrap();
 
-    let (_, flows) = stand.ask_on("read.sock", "GET", "/v1/flows?vm=a", None);
+    let (_, flows) = stand.ask_on("read.sock", "GET", "/v1/flows?vm=tap0", None);
     assert_eq!(flows.as_array().unwrap().len(), 1, "{flows}");
     assert_eq!(flows[0]["remote"], echo.address().to_string());
     let (_, stats) = stand.ask_on("read.sock", "GET", "/v1/stats", None);
     assert_eq!(stats["vms"][0]["flows"], 1, "{stats}");
-    let why = "/v1/vms/a/why?address=203.0.113.10&port=7000";
-    let (status, why) = stand.ask_on("read.sock", "GET", why, None);
+    let why = format!("/v1/vms/tap0/why?address={server}&port=7000");
+    let (status, why) = stand.ask_on("read.sock", "GET", &why, None);
     assert_eq!((status, &why["admitted"]), (200, &json!(true)), "{why}");
 
-    assert_eq!(stand.ask("POST", "/v1/vms/a/freeze", None).0, 204);
+    assert_eq!(stand.ask("POST", "/v1/vms/tap0/freeze", None).0, 204);
     assert_eq!(
         events.next(),
-        json!({ "event": "vm_frozen", "vm": "a", "seq": 2 })
+        json!({ "event": "vm_frozen", "vm": "tap0", "seq": 2 })
     );
-    let ping = || guest.run(|| icmp::ping(SERVER, 1, 56, BRIEFLY)).unwrap();
-    assert_eq!(ping().replies.len(), 0);
-    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["state"], "frozen");
-    assert_eq!(stand.ask("POST", "/v1/vms/a/thaw", None).0, 204);
+    assert!(!pings(&guest, server, BRIEFLY));
+    let state = || stand.ask("GET", "/v1/vms/tap0", None).1["state"].clone();
+    assert_eq!(state(), "frozen");
+    assert_eq!(stand.ask("POST", "/v1/vms/tap0/thaw", None).0, 204);
     assert_eq!(events.next()["event"], "vm_thawed");
-    assert_eq!(ping().replies.len(), 1);
+    assert!(pings(&guest, server, WAIT));
+    assert_eq!(state(), "served");
 
     let _other = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     let id = flows[0]["id"].as_str().unwrap();
@@ -242,17 +326,19 @@ fn a_vm_is_served_frozen_cut_and_removed_by_http() {
     assert_eq!((status, &cut["flows"]), (200, &json!(1)), "{cut}");
     let (status, problem) = stand.ask("POST", &format!("/v1/flows/{id}/cut"), None);
     assert_eq!(status, 404, "{problem}");
-    let live = || stand.ask("GET", "/v1/flows?vm=a", None).1;
+    let live = || stand.ask("GET", "/v1/flows?vm=tap0", None).1;
     let before = live().as_array().unwrap().len();
     assert!(before >= 1, "the second connection");
-    let (status, ended) = stand.ask("POST", "/v1/vms/a/generation", None);
+    let (status, ended) = stand.ask("POST", "/v1/vms/tap0/generation", None);
     assert_eq!((status, &ended["flows"]), (200, &json!(before)), "{ended}");
     assert_eq!(live(), json!([]));
     assert_eq!(stand.ask("POST", "/v1/vms/b/generation", None).0, 404);
-    assert_eq!(stand.ask("DELETE", "/v1/vms/a", None).0, 204);
-    assert_eq!(events.next()["event"], "vm_removed");
-    assert_eq!(stand.ask("GET", "/v1/vms", None).1, json!([]));
-    assert_eq!(ping().replies.len(), 0);
+    if cell.is_hybrid() {
+        assert_eq!(stand.ask("DELETE", "/v1/vms/tap0", None).0, 204);
+        assert_eq!(events.next()["event"], "vm_removed");
+        assert_eq!(stand.ask("GET", "/v1/vms", None).1, json!([]));
+        assert!(!pings(&guest, server, BRIEFLY));
+    }
 }
 
 /// A client connects to a forward of a VM that sleeps, and another sends on a live connection.
@@ -310,22 +396,14 @@ fn what_comes_for_a_vm_that_sleeps_waits_until_it_is_resumed(cell: Cell) {
     assert_eq!(stand.ask("POST", "/v1/vms/b/sleep", None).0, 404);
 }
 
-#[test]
-fn a_reader_can_change_nothing() {
-    require_root_and_tun!();
-    let stand = Stand::new();
-    assert_eq!(
-        stand
-            .ask("PUT", "/v1/vms/a", Some(json!({ "tap": "tap0" })))
-            .0,
-        201
-    );
+fn a_reader_can_change_nothing(cell: Cell) {
+    let (stand, _guest) = Stand::with_vm(cell, &[]);
     let before = stand.ask("GET", "/v1/vms", None);
     let (_, document) = stand.ask_on("read.sock", "GET", "/v1/openapi.json", None);
     let paths = document["paths"].as_object().unwrap();
     assert!(paths.len() > 10, "{document}");
     for (path, operations) in paths {
-        let path = path.replace("{name}", "a").replace("{id}", "f");
+        let path = path.replace("{name}", "tap0").replace("{id}", "f");
         for method in ["PUT", "PATCH", "DELETE", "POST"] {
             let is_there = operations.get(method.to_lowercase()).is_some();
             let wanted = if is_there { 403 } else { 405 };
@@ -531,7 +609,7 @@ fn a_vms_definition_contains_its_policy() {
     }
     assert_eq!(all(&guests), [[true, true]; 3]);
     let flags = ["vm", "set", "a", "--policy-file"];
-    let file = stand.scratch.path().join("own.toml");
+    let file = stand.socket("own.toml");
     std::fs::write(&file, "default = \"deny\"\n").unwrap();
     let file = file.display().to_string();
     stand.daemon.run(&[&flags[..], &[&file]].concat()).unwrap();
@@ -628,17 +706,8 @@ fn what_is_wrong_is_said_as_a_problem() {
 }
 
 /// Its process is another one each time, and the guest notices nothing.
-#[test]
-fn the_api_is_started_again_and_guests_go_on() {
-    require_root_and_tun!();
-    let stand = Stand::new();
-    let guest = stand.guest("tap0");
-    assert_eq!(
-        stand
-            .ask("PUT", "/v1/vms/a", Some(json!({ "tap": "tap0" })))
-            .0,
-        201
-    );
+fn the_api_is_started_again_and_guests_go_on(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
     for title in ["slipgate-api", "slipgate-api-read"] {
         let is_it = |pid: &u32| {
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -652,26 +721,17 @@ fn the_api_is_started_again_and_guests_go_on() {
     for socket in ["api.sock", "read.sock"] {
         let vms = || stand.ask_on(socket, "GET", "/v1/vms", None).1;
         eventually("it answers again", || {
-            (vms()[0]["name"] == "a").then_some(())
+            (vms()[0]["name"] == "tap0").then_some(())
         });
     }
 }
 
 /// Clients that send slowly, read nothing, send too much and are too many, all at once, delay no
 /// admission, and no client of the other socket.
-#[test]
-fn hostile_clients_of_the_api_delay_no_admission() {
-    require_root_and_tun!();
+fn hostile_clients_of_the_api_delay_no_admission(cell: Cell) {
     let _turn = turns::alone("it measures how long an admission takes");
-    let stand = Stand::new();
+    let (stand, guest) = Stand::with_vm(cell, &[]);
     let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
-    let guest = stand.guest("tap0");
-    assert_eq!(
-        stand
-            .ask("PUT", "/v1/vms/a", Some(json!({ "tap": "tap0" })))
-            .0,
-        201
-    );
     let connect = || {
         let began = Instant::now();
         drop(guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap());
@@ -701,7 +761,7 @@ fn hostile_clients_of_the_api_delay_no_admission() {
     assert!(took[98] < BRIEFLY, "{took:?}");
     let began = Instant::now();
     let (status, vms) = stand.ask_on("read.sock", "GET", "/v1/vms", None);
-    assert_eq!((status, &vms[0]["name"]), (200, &json!("a")));
+    assert_eq!((status, &vms[0]["name"]), (200, &json!("tap0")));
     assert!(began.elapsed() < BRIEFLY, "{:?}", began.elapsed());
     drop(hostile);
     eventually("others are served", || {
@@ -842,21 +902,16 @@ fn a_vm_is_idle_after_silence_and_busy_again() {
     assert_eq!(next(), of_a("vm_busy"));
 }
 
-#[test]
-fn packets_and_metrics_come_by_http() {
-    require_root_and_tun!();
-    let stand = Stand::new();
-    let guest = stand.guest("tap0");
-    let body = json!({ "tap": "tap0" });
-    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+fn packets_and_metrics_come_by_http(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
     let bounds = json!({ "packets": 4, "seconds": 15 }).to_string();
-    let mut curl = stand.curl("api.sock", &["--data", &bounds], "/v1/vms/a/capture");
+    let mut curl = stand.curl("api.sock", &["--data", &bounds], "/v1/vms/tap0/capture");
     let curl = curl.stdout(Stdio::piped()).spawn().unwrap();
     // It ends with its fourth packet.
     let output = std::thread::scope(|scope| {
         let captured = scope.spawn(|| curl.wait_with_output().unwrap());
         while !captured.is_finished() {
-            guest.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+            pings(&guest, cell.server(), WAIT);
         }
         captured.join().unwrap()
     });
@@ -877,7 +932,7 @@ fn packets_and_metrics_come_by_http() {
     assert_eq!(unknown.0, 404, "{unknown:?}");
     let metrics = stand.metrics();
     assert!(
-        metrics.contains("vm=\"a\"") && metrics.ends_with("# EOF\n"),
+        metrics.contains("vm=\"tap0\"") && metrics.ends_with("# EOF\n"),
         "{metrics}"
     );
 }

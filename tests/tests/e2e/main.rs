@@ -4,6 +4,7 @@
 
 mod api;
 mod api_at_once;
+mod api_of_one;
 mod as_passt;
 mod broken_streams;
 mod budgets;

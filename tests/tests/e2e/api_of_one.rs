@@ -1,0 +1,338 @@
+//! What clients of the API change of one VM, in each mode; and the API of user mode, where the VM is that
+//! of a command.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use slipgate_testbed::{
+    Guest, MicroVm,
+    clients::{
+        tcp,
+        tcp::{ConnectOutcome, EchoSession},
+    },
+    require_kvm, require_root_and_tun,
+    servers::{TcpServer, TcpService},
+};
+
+use crate::{
+    Cell, WAIT,
+    api::{Events, Stand, answer, curl_at},
+    matrix::{cells, matrix},
+    unprivileged::Place,
+};
+
+matrix! {
+    a_policy_that_is_put_cuts_what_it_refuses_before_the_answer: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_vm_takes_another_policy_and_other_quotas: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    flows_and_refusals_are_events: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
+
+const VM: &str = "/v1/vms/tap0";
+const CLOSED: &str = "/v1/policies/closed";
+
+fn reaches(guest: &Guest, to: impl Into<std::net::SocketAddr>) -> bool {
+    let to = to.into();
+    guest
+        .run(|| tcp::connect_outcome(to, WAIT))
+        .is_ok_and(|outcome| matches!(outcome, ConnectOutcome::Connected(_)))
+}
+
+fn a_policy_that_is_put_cuts_what_it_refuses_before_the_answer(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
+    let address = (cell.server(), 7000);
+    let echo = TcpServer::start(&stand.world().net, address, TcpService::Echo).unwrap();
+    assert_eq!(stand.put_policy(CLOSED, "default = \"allow\"\n"), 200);
+    let named = json!({ "policy": "closed" });
+    let (status, vm) = stand.ask("PATCH", VM, Some(named));
+    assert_eq!((status, &vm["policy"]), (200, &json!("closed")), "{vm}");
+    let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    EchoSession::new(&mut stream).round(1_000).unwrap();
+
+    let (status, put) = stand.put_text(CLOSED, "default = \"deny\"\n");
+    assert_eq!((status, &put["cut"]), (200, &json!(1)), "{put}");
+    assert_eq!(put["generation"], 2, "{put}");
+    assert!(EchoSession::new(&mut stream).round(10).is_err());
+    assert!(!reaches(&guest, echo.address()));
+    let (_, policies) = stand.ask_on("read.sock", "GET", "/v1/policies", None);
+    assert_eq!(policies[0]["text"], "default = \"deny\"\n", "{policies}");
+    let (status, problem) = stand.put_text(CLOSED, "default = \"perhaps\"\n");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(status == 422 && detail.contains("perhaps"), "{problem}");
+
+    assert_eq!(stand.ask("DELETE", CLOSED, None).0, 409);
+    let none = json!({ "policy": null });
+    let (status, vm) = stand.ask("PATCH", VM, Some(none));
+    assert_eq!((status, vm.get("policy")), (200, None), "{vm}");
+    assert!(reaches(&guest, echo.address()));
+    assert_eq!(stand.ask("DELETE", CLOSED, None).0, 204);
+    assert_eq!(stand.ask("DELETE", CLOSED, None).0, 404);
+}
+
+fn a_vm_takes_another_policy_and_other_quotas(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
+    let servers = [7000, 7001].map(|port| {
+        let address = (cell.server(), port);
+        TcpServer::start(&stand.world().net, address, TcpService::Echo).unwrap()
+    });
+    let rule = cell.destination(cell.server(), "7001");
+    let own = json!({ "default": "deny", "rules": [{ "allow": format!("{rule}/tcp") }] });
+    let mut stream = guest
+        .run(|| tcp::connect(servers[0].address(), WAIT))
+        .unwrap();
+    let patch = json!({ "policy": own, "labels": { "tenant": "x" } });
+    let (status, vm) = stand.ask("PATCH", VM, Some(patch));
+    assert_eq!(status, 200, "{vm}");
+    assert_eq!(
+        (&vm["policy"], &vm["labels"]["tenant"]),
+        (&own, &json!("x"))
+    );
+    assert!(EchoSession::new(&mut stream).round(10).is_err());
+    let both = || servers.each_ref().map(|it| reaches(&guest, it.address()));
+    assert_eq!(both(), [false, true]);
+    assert_eq!(stand.ask("GET", "/v1/policies", None).1, json!([]));
+
+    let patch = json!({ "policy": { "default": "perhaps" }, "quotas": { "max_flows": 1 } });
+    let (status, problem) = stand.ask("PATCH", VM, Some(patch));
+    assert_eq!(status, 422, "{problem}");
+    assert_eq!(both(), [false, true]);
+    let patch = json!({ "policy": null, "quotas": { "max_flows": 1 } });
+    let (status, vm) = stand.ask("PATCH", VM, Some(patch));
+    assert_eq!((status, &vm["quotas"]["max_flows"]), (200, &json!(1)));
+    assert_eq!(stand.ask("POST", "/v1/vms/tap0/cut", None).0, 200);
+    let one = guest
+        .run(|| tcp::connect(servers[0].address(), WAIT))
+        .unwrap();
+    assert!(!reaches(&guest, servers[1].address()), "the second flow");
+    drop(one);
+}
+
+fn flows_and_refusals_are_events(cell: Cell) {
+    let (stand, guest) =
+        Stand::with_vm(cell, &["--deny", &cell.destination(cell.server(), "7001")]);
+    let address = (cell.server(), 7000);
+    let echo = TcpServer::start(&stand.world().net, address, TcpService::Echo).unwrap();
+    let mut events = Events::read(&stand, "/v1/events?kind=all&vm=tap0");
+    // Both before and after the engine knows what is wanted.
+    for _ in 0..20 {
+        let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+        EchoSession::new(&mut stream).round(1_000).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let start = events.next_of("flow_start");
+    assert_eq!(start["remote"], echo.address().to_string());
+    assert_eq!(stand.ask("POST", "/v1/vms/tap0/cut", None).0, 200);
+    let mut end = events.next_of("flow_end");
+    while end["id"] != start["id"] {
+        end = events.next_of("flow_end");
+    }
+    assert!(end["tx_bytes"].as_u64().unwrap() > 1_000, "{end}");
+    let denied = std::net::SocketAddr::from((cell.server(), 7001));
+    guest.run(|| tcp::expect_refused(denied)).unwrap();
+    let refused = events.next_of("refused");
+    assert_eq!(refused["reason"], "rule", "{refused}");
+}
+
+/// A request that is a daemon's, or the command line's, has an answer that says so, and changes nothing.
+#[test]
+fn what_user_mode_has_not_is_refused_with_the_reason() {
+    require_root_and_tun!();
+    let (stand, _guest) = Stand::with_vm(cells::user_ipv4, &["--forward", "tcp:8080:80"]);
+    let (_, before) = stand.ask("GET", VM, None);
+    assert_eq!(before["forwards"], json!(["tcp:8080:80"]), "{before}");
+    for (method, path, body, status, part) in [
+        (
+            "PUT",
+            "/v1/vms/other",
+            json!({ "tap": "" }),
+            422,
+            "no other",
+        ),
+        (
+            "PATCH",
+            VM,
+            json!({ "forwards": [] }),
+            422,
+            "forwards: in user mode",
+        ),
+        (
+            "PATCH",
+            VM,
+            json!({ "tap": "tap0" }),
+            422,
+            "tap: in user mode",
+        ),
+        (
+            "PATCH",
+            VM,
+            json!({ "idle_after": 5 }),
+            422,
+            "idle_after: in user mode",
+        ),
+        ("DELETE", VM, Value::Null, 422, "end the command"),
+        (
+            "POST",
+            "/v1/vms/tap0/keep",
+            Value::Null,
+            422,
+            "slipgate serve",
+        ),
+        (
+            "POST",
+            "/v1/vms/tap0/sleep",
+            Value::Null,
+            422,
+            "nothing is held",
+        ),
+        (
+            "POST",
+            "/v1/vms/tap0/resume",
+            Value::Null,
+            422,
+            "nothing is held",
+        ),
+        ("DELETE", "/v1/vms/other", Value::Null, 404, "no VM"),
+        (
+            "POST",
+            "/v1/machines/tap0/pause",
+            Value::Null,
+            404,
+            "no machine",
+        ),
+    ] {
+        let (got, problem) = stand.ask(method, path, Some(body));
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        let is_so = got == status && detail.contains(part);
+        assert!(is_so, "{method} {path}: {got} {problem}");
+    }
+    assert_eq!(stand.ask("GET", "/v1/machines", None).1, json!([]));
+    let (_, mut after) = stand.ask("GET", VM, None);
+    after["activity"] = before["activity"].clone();
+    assert_eq!(after, before);
+    let (status, vm) = stand.ask("PATCH", VM, Some(json!({})));
+    assert_eq!((status, &vm["generation"]), (200, &json!(1)), "{vm}");
+}
+
+/// The sockets are for their user alone, who reads events there as a daemon's; they go with the command.
+#[test]
+fn sockets_of_user_mode_are_its_users_and_go_with_the_command() {
+    require_root_and_tun!();
+    let (mut stand, _guest) = Stand::with_vm(cells::user_ipv4, &[]);
+    let sockets = ["api.sock", "read.sock"].map(|name| stand.socket(name));
+    let link = fs::metadata(stand.socket("tap0.sock")).unwrap();
+    for socket in &sockets {
+        let file = fs::metadata(socket).unwrap();
+        let shown = (
+            file.file_type().is_socket(),
+            file.mode() & 0o777,
+            file.uid(),
+        );
+        assert_eq!(shown, (true, 0o600, link.uid()));
+    }
+    let path = sockets[1].display().to_string();
+    let args = ["events", "--api", &path, "--after", "0"];
+    let mut events = stand.daemon.command(&args).unwrap();
+    let mut events = events.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(events.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "1 vm_added tap0");
+    // By that user each process has nothing.
+    for title in ["slipgate-api", "slipgate-api-read"] {
+        let api = stand.daemon.children_named(title);
+        let status = fs::read_to_string(format!("/proc/{}/status", api[0])).unwrap();
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"] {
+            assert!(status.contains(line), "{title} has not {line}: {status}");
+        }
+    }
+    let other = stand
+        .daemon
+        .command(&["exec", "--api", &path, "--", "true"]);
+    let refused = stand.world().host.spawn(other.unwrap()).unwrap();
+    assert_eq!(refused.wait_with_output().unwrap().status.code(), Some(2));
+    assert!(sockets[1].exists());
+
+    assert!(stand.daemon.stop().unwrap().success());
+    events.wait().unwrap();
+    assert!(sockets.iter().all(|socket| !socket.exists()));
+}
+
+/// The command is its user's, as the sockets are, by which its policy can be changed.
+#[test]
+fn a_command_does_not_reach_the_api_that_rules_it() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let socket = place.file("run/job-api.sock");
+    let path = socket.to_str().unwrap();
+    let script = format!(
+        "curl --silent --unix-socket {path} http://slipgate/v1/vms; echo \"code $?\"; \
+         rm -f {path}; mv {path} {path}.gone; read line"
+    );
+    let args = [
+        "exec", "--name", "job", "--api", path, "--", "sh", "-c", &script,
+    ];
+    let mut exec = place.slipgate(&args);
+    exec.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut exec = place.world.host.spawn(exec).unwrap();
+    let stdout = exec.stdout.take().unwrap();
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    // CURLE_COULDNT_CONNECT, and nothing before it.
+    assert_eq!(line, "code 7\n");
+    let (status, vms) = answer(status_of(curl_at(&socket, &[], "/v1/vms")));
+    assert_eq!((status, &vms[0]["name"]), (200, &json!("job")), "{vms}");
+    exec.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(exec.wait().unwrap().success());
+    assert!(!socket.exists());
+}
+
+/// Machines of user mode are their own command's.
+#[test]
+fn the_machine_of_user_mode_is_shown_paused_and_ended_by_the_api() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let socket = place.file("run/vm-api.sock");
+    let path = socket.to_str().unwrap();
+    let flags = [
+        "--name",
+        "vm",
+        "--cmdline",
+        "ping 10.0.2.2 1; wait 60s",
+        "--api",
+        path,
+    ];
+    let mut vm = MicroVm::start_by(&place.world.host, &place.user, &flags).unwrap();
+    vm.await_line("\"workload\"", 3 * WAIT).unwrap();
+    let ask = |method: &str, path: &str, body: &str| {
+        let args = ["--request", method, "--data", body];
+        answer(status_of(curl_at(&socket, &args, path)))
+    };
+    let machine = || ask("GET", "/v1/machines/vm", "").1;
+    assert_eq!(machine()["state"], "running", "{}", machine());
+    assert_eq!(machine()["tap"], Value::Null);
+    assert_eq!(ask("POST", "/v1/machines/vm/pause", "").0, 204);
+    assert_eq!(machine()["state"], "paused");
+    assert_eq!(ask("POST", "/v1/machines/vm/resume", "").0, 204);
+    assert_eq!(machine()["state"], "running");
+    let snapshot = r#"{ "name": "s" }"#;
+    let (status, problem) = ask("POST", "/v1/machines/vm/snapshot", snapshot);
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(
+        status == 422 && detail.contains("`slipgate snapshot`"),
+        "{problem}"
+    );
+    assert_eq!(ask("POST", "/v1/machines/vm/kill", "").0, 204);
+    let end = vm.finish(WAIT).unwrap();
+    assert_eq!(end.status.code(), Some(143));
+    assert!(place.user.has_nothing_left() && !socket.exists());
+}
+
+/// The same curl, which prints the status behind the body.
+fn status_of(mut curl: Command) -> Command {
+    curl.args(["--write-out", "\n%{http_code}"]);
+    curl
+}
