@@ -13,7 +13,7 @@ use std::{
 };
 
 use slipgate_testbed::{
-    Error, PinDir, Result, Slipgate, World,
+    Error, PinDir, Result, Slipgate, World, children_named,
     error::Tried,
     rig::{
         Client, NESTED, NESTED_DISK, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun,
@@ -156,7 +156,7 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         // Who was to hear it may have given up.
         let _ = alive.send(());
         if vmm == NestedVmm::Slipgate {
-            kept.get_or_insert_with(|| limits.check_running());
+            kept.get_or_insert_with(|| limits.check_running().and_then(|()| check_jail(pid)));
         }
         console.push_str(line);
         console.push('\n');
@@ -204,6 +204,22 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         limits.check_throttled(world.host.spawn(slow)?)?;
     }
     Ok(end)
+}
+
+/// Checks the jail of the VMM of this run. The machine's root is an initial RAM file system, so it is
+/// covered.
+fn check_jail(broker: u32) -> Result<()> {
+    let vmm = children_named(broker, "slipgate-vmm").pop();
+    let vmm = vmm.ok_or_else(|| Error::unexpected("it has no VMM"))?;
+    let of = |name: &str| format!("/proc/{vmm}/{name}");
+    let entries = fs::read_dir(of("root")).tried("look at the VMM's root")?;
+    let mounts = fs::read_to_string(of("mountinfo")).tried("look at the VMM's mounts")?;
+    if entries.count() > 0 || mounts.lines().count() != 1 {
+        let what = format!("the VMM's root is not empty, or not the only one:\n{mounts}");
+        return Err(Error::unexpected(what));
+    }
+    println!("jail: the machine's root is covered, and the VMM's is empty");
+    Ok(())
 }
 
 /// Whether the guest's root has what its init writes there, if it has a root on a disk.
