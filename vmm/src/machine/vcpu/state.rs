@@ -202,8 +202,8 @@ pub(super) fn restore(
         unsafe { fd.set_xsave(xsave) }.map_err(E::kvm("setting a vCPU's extended state"))?;
     }
     // A CPU without XSAVE has none, and needs none for a guest that did not use XSAVE.
-    let needs_xcrs = |xcrs: &&Box<kvm_xcrs>| can.xcrs || !are_as_at_reset(xcrs);
-    if let Some(xcrs) = state.xcrs.as_ref().filter(needs_xcrs) {
+    let xcrs = state.xcrs.as_deref();
+    if let Some(xcrs) = xcrs.filter(|xcrs| can.xcrs || !are_as_at_reset(xcrs)) {
         fd.set_xcrs(xcrs)
             .map_err(E::kvm("setting a vCPU's extended control registers"))?;
     }
