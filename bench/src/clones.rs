@@ -30,9 +30,9 @@ use crate::{
 pub(crate) const CLONE: &str = "clone";
 const NAME: &str = "slipgate";
 
-const FIRST_P50: &str = "clone first instruction p50";
+pub(crate) const FIRST_P50: &str = "clone first instruction p50";
 const FIRST_P99: &str = "clone first instruction p99";
-const ANSWER_P50: &str = "clone first answer p50";
+pub(crate) const ANSWER_P50: &str = "clone first answer p50";
 const ANSWER_P99: &str = "clone first answer p99";
 const MEMORY: &str = "clone memory";
 /// Parts of the time to the first instruction, medians: those of the report's `stages`, and what passed
@@ -54,7 +54,7 @@ const HUNDRED_P50: &str = "clones at once, 100: first answer p50";
 const HUNDRED_P99: &str = "clones at once, 100: first answer p99";
 const HUNDRED_EACH: &str = "clones at once, 100: each answered after";
 const HUNDRED_MEMORY: &str = "clones at once, 100: memory of one";
-const MEASURED: Measured = (
+pub(crate) const MEASURED: Measured = (
     CLONE,
     &[
         Unit::Milliseconds.of(FIRST_P50),

@@ -26,7 +26,9 @@ use crate::{
 
 /// Name of the part, as in `--only`.
 pub(crate) const DISK: &str = "disk";
-const REFERENCE: &str = "qemu-disk-io_uring";
+/// slipgate's contender, and the one that it is compared with.
+pub(crate) const SLIPGATE: &str = "slipgate-disk";
+pub(crate) const REFERENCE: &str = "qemu-disk-io_uring";
 /// Time limit of a guest's work.
 const WAIT: Duration = Duration::from_secs(60);
 const IMAGE_BYTES: usize = 128 << 20;
@@ -100,8 +102,17 @@ const CASES: [(Action, u32, [&str; 4]); 4] = [
         ],
     ),
 ];
+/// Metrics of requests a second, and of the CPU time of each.
+pub(crate) const RATES: [&str; CASES.len()] = of_all_cases(0);
+pub(crate) const COSTS: [&str; CASES.len()] = of_all_cases(3);
+
+const fn of_all_cases(at: usize) -> [&'static str; CASES.len()] {
+    let [a, b, c, d] = &CASES;
+    [a.2[at], b.2[at], c.2[at], d.2[at]]
+}
+
 const METRICS: usize = CASES.len() * 4;
-const MEASURED: Measured = (DISK, &metrics());
+pub(crate) const MEASURED: Measured = (DISK, &metrics());
 
 const fn metrics() -> [Metric; METRICS] {
     let mut metrics = [Unit::Microseconds.of(""); METRICS];
@@ -133,7 +144,7 @@ const ALL: [Contender; 3] = [
 impl Contender {
     fn name(self) -> &'static str {
         match self {
-            Contender::Slipgate => "slipgate-disk",
+            Contender::Slipgate => SLIPGATE,
             Contender::Qemu("threads") => "qemu-disk-threads",
             Contender::Qemu(_) => REFERENCE,
         }

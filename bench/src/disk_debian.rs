@@ -30,7 +30,9 @@ pub(crate) const DISK_DEBIAN: &str = "disk-debian";
 const INIT: &str = "SLIPGATE_RIG_INIT";
 /// Series of the kernel of the guest, and of the emulated machine.
 const SERIES: &str = "6.1";
-const REFERENCE: &str = name(DiskVmm::QemuIoUring);
+/// slipgate's contender, and the one that it is compared with.
+pub(crate) const SLIPGATE: &str = name(DiskVmm::Slipgate);
+pub(crate) const REFERENCE: &str = name(DiskVmm::QemuIoUring);
 /// 64 MiB, which an emulated machine has room for.
 const BLOCKS: u64 = 16_384;
 /// Time for a boot under KVM, until it counts as one that will not succeed.
@@ -70,8 +72,17 @@ const CASES: [(DiskCase, [&str; 5]); 3] = [
         ],
     ),
 ];
+/// Metrics of requests a second, and of the CPU time of each in the device's threads.
+pub(crate) const RATES: [&str; CASES.len()] = of_all_cases(0);
+pub(crate) const COSTS: [&str; CASES.len()] = of_all_cases(3);
+
+const fn of_all_cases(at: usize) -> [&'static str; CASES.len()] {
+    let [a, b, c] = &CASES;
+    [a.1[at], b.1[at], c.1[at]]
+}
+
 const METRICS: usize = CASES.len() * 5;
-const MEASURED: Measured = (DISK_DEBIAN, &metrics());
+pub(crate) const MEASURED: Measured = (DISK_DEBIAN, &metrics());
 
 const fn metrics() -> [Metric; METRICS] {
     let mut metrics = [Unit::Microseconds.of(""); METRICS];

@@ -4,12 +4,14 @@
 use serde::Serialize;
 
 use crate::{
+    clones,
     contender::REFERENCE,
-    fleet,
+    disk, disk_debian, fleet,
     program_cost::{HIT_METRICS, HIT_METRICS6},
     results::Table,
     scale,
     statistics::Summary,
+    vsock,
 };
 
 const OURS: &str = "slipgate";
@@ -36,7 +38,7 @@ enum Side {
     Told,
 }
 
-const GOALS: [(&str, Measure, Side); 48] = [
+const GOALS: [(&str, Measure, Side); 50] = [
     ("bulk-up", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-down", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-up", Measure::To("pasta"), Side::AtLeast(3.0)),
@@ -143,6 +145,8 @@ const GOALS: [(&str, Measure, Side); 48] = [
         Measure::To(fleet::ONE_ENGINE),
         Side::AtLeast(0.9),
     ),
+    (clones::FIRST_P50, Measure::Own, Side::AtMost(10.0)),
+    (clones::ANSWER_P50, Measure::Own, Side::AtMost(15.0)),
 ];
 
 /// Metrics of a guest's connections, by how many are open at once.
@@ -325,9 +329,9 @@ const ROOTLESS_GOALS: [(&[&str], &str, Measure, Side); 18] = [
     ),
 ];
 
-/// Goals for admission, whole microVMs, policy and DNS: metrics, slipgate's contender, the compared contender,
+/// Goals for admission, whole microVMs and their devices, policy and DNS: metrics, slipgate's contender, the compared contender,
 /// and the ratio.
-const OTHER_GOALS: [(&[&str], &str, &str, Side); 16] = [
+const OTHER_GOALS: [(&[&str], &str, &str, Side); 22] = [
     (ADMISSION, OURS, REFERENCE, Side::AtLeast(1.3)),
     (ADMISSION6, OURS, REFERENCE, Side::AtLeast(1.3)),
     (TAILS, OURS, REFERENCE, Side::AtMost(1.1)),
@@ -341,6 +345,42 @@ const OTHER_GOALS: [(&[&str], &str, &str, Side); 16] = [
     (CONNECTIONS, "slipgate-run", "qemu-tap", Side::AtMost(1.0)),
     (FRAMES, "slipgate-vmm", "qemu", Side::AtLeast(1.0)),
     (FRAME_COSTS, "slipgate-vmm", "qemu", Side::AtMost(1.0)),
+    (
+        &disk::RATES,
+        disk::SLIPGATE,
+        disk::REFERENCE,
+        Side::AtLeast(1.0),
+    ),
+    (
+        &disk::COSTS,
+        disk::SLIPGATE,
+        disk::REFERENCE,
+        Side::AtMost(1.0),
+    ),
+    (
+        &disk_debian::RATES,
+        disk_debian::SLIPGATE,
+        disk_debian::REFERENCE,
+        Side::AtLeast(1.0),
+    ),
+    (
+        &disk_debian::COSTS,
+        disk_debian::SLIPGATE,
+        disk_debian::REFERENCE,
+        Side::AtMost(1.0),
+    ),
+    (
+        vsock::STREAMS,
+        vsock::SLIPGATE,
+        vsock::REFERENCE,
+        Side::AtLeast(1.0),
+    ),
+    (
+        vsock::COSTS,
+        vsock::SLIPGATE,
+        vsock::REFERENCE,
+        Side::AtMost(1.0),
+    ),
     (ADMISSION, "slipgate-policy", OURS, Side::AtLeast(0.8)),
     (
         ADMISSION,

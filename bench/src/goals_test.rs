@@ -2,10 +2,18 @@ use super::*;
 use crate::{
     results::Cell,
     results::tables,
-    workload::{self, ADMISSION as WORKLOADS, ESTABLISHED, Sample},
+    workload::{self, ADMISSION as WORKLOADS, ESTABLISHED, Measured, Sample},
 };
 
 const UDP: &str = WORKLOADS[0];
+
+/// Parts that measure the VMM's clones and devices.
+const VMM_PARTS: [Measured; 4] = [
+    clones::MEASURED,
+    disk::MEASURED,
+    disk_debian::MEASURED,
+    vsock::MEASURED,
+];
 
 fn cells(
     workload: &'static str,
@@ -86,6 +94,57 @@ fn a_metric_is_held_against_another_of_the_same_round() {
 }
 
 #[test]
+fn clones_disks_and_vsock_are_held_against_their_goals() {
+    let judged = |part, metric, of: &[(&'static str, [f64; 3])]| {
+        let names: Vec<_> = of.iter().map(|(name, _)| *name).collect();
+        let cells = cells(part, metric, of);
+        judge(&tables(&VMM_PARTS, &names, REFERENCE, &cells))
+    };
+    let first = |ms| {
+        let what = clones::FIRST_P50;
+        met(&judged(clones::CLONE, what, &[(OURS, [ms; 3])]), what)
+    };
+    assert_eq!(first(9.9), Some(true));
+    assert_eq!(first(10.1), Some(false));
+    for (part, rate, cost, ours, other) in [
+        (
+            disk::DISK,
+            disk::RATES[1],
+            disk::COSTS[1],
+            disk::SLIPGATE,
+            disk::REFERENCE,
+        ),
+        (
+            disk_debian::DISK_DEBIAN,
+            disk_debian::RATES[2],
+            disk_debian::COSTS[2],
+            disk_debian::SLIPGATE,
+            disk_debian::REFERENCE,
+        ),
+        (
+            vsock::VSOCK,
+            vsock::STREAMS[0],
+            vsock::COSTS[0],
+            vsock::SLIPGATE,
+            vsock::REFERENCE,
+        ),
+    ] {
+        let is_met = |metric, value| {
+            let goals = judged(part, metric, &[(ours, [value; 3]), (other, [100.0; 3])]);
+            met(&goals, &format!("{metric}, {ours} to {other}"))
+        };
+        assert_eq!(
+            [98.0, 102.0].map(|it| is_met(rate, it)),
+            [false, true].map(Some)
+        );
+        assert_eq!(
+            [98.0, 102.0].map(|it| is_met(cost, it)),
+            [true, false].map(Some)
+        );
+    }
+}
+
+#[test]
 fn what_was_not_measured_is_no_goal() {
     assert!(judged(&[]).is_empty());
     let goals = judged(&cells(UDP, UDP, &[("slipgate-policy", [1.0; 3])]));
@@ -142,6 +201,8 @@ fn every_goal_is_about_something_that_is_measured() {
     known.extend(of_scale.iter().map(|metric| metric.name));
     let of_fleets = fleet::MEASURED.iter().flat_map(|(_, metrics)| *metrics);
     known.extend(of_fleets.map(|metric| metric.name));
+    let of_parts = VMM_PARTS.iter().flat_map(|(_, metrics)| *metrics);
+    known.extend(of_parts.map(|metric| metric.name));
     let of_the_nat = GOALS.iter().map(|(metric, ..)| *metric);
     let others = OTHER_GOALS
         .iter()

@@ -23,8 +23,9 @@ use crate::{
 
 /// Name of the part, as in `--only`.
 pub(crate) const VSOCK: &str = "vsock";
-/// Contender that the others are compared with.
-const REFERENCE: &str = "qemu-vhost-user-vsock";
+/// slipgate's contender, and the one that it is compared with.
+pub(crate) const SLIPGATE: &str = "slipgate-vsock";
+pub(crate) const REFERENCE: &str = "qemu-vhost-user-vsock";
 
 const P50: &str = "vsock request-response p50";
 const P99: &str = "vsock request-response p99";
@@ -33,7 +34,10 @@ const DOWN: &str = "vsock stream to the guest";
 const DOWN_CPU: &str = "vsock stream to the guest, device's CPU per Gb";
 const UP: &str = "vsock stream from the guest";
 const UP_CPU: &str = "vsock stream from the guest, device's CPU per Gb";
-const MEASURED: Measured = (
+/// Metrics of times and CPU times, and of streams.
+pub(crate) const COSTS: &[&str] = &[P50, P99, MESSAGE_CPU, DOWN_CPU, UP_CPU];
+pub(crate) const STREAMS: &[&str] = &[DOWN, UP];
+pub(crate) const MEASURED: Measured = (
     VSOCK,
     &[
         Unit::Microseconds.of(P50),

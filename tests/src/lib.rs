@@ -28,6 +28,7 @@
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
 //! | the built-in guest under `slipgate run` or QEMU | [`builtin_guest`] |
+//! | numbered messages of a guest over vsock | [`vsock_messages`] |
 //! | CPU time of a process's threads | [`cpu_time`] |
 //! | pages for a pool of the host's | [`HugePages`] |
 //! | tests that can't run beside others | [`turns::alone`] |
@@ -103,6 +104,7 @@ pub mod tcx;
 pub mod test_run;
 pub mod tls;
 pub mod turns;
+pub mod vsock_messages;
 pub mod world;
 pub mod world_ipv6;
 

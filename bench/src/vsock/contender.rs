@@ -58,9 +58,9 @@ impl Contender {
     /// Returns the contender's name, as in the tables.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Contender::Slipgate => "slipgate-vsock",
+            Contender::Slipgate => super::SLIPGATE,
             Contender::Socat => "slipgate-vsock-socat",
-            Contender::VhostUser => "qemu-vhost-user-vsock",
+            Contender::VhostUser => super::REFERENCE,
             Contender::Kernel => "qemu-vhost-vsock",
         }
     }

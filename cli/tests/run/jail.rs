@@ -10,7 +10,7 @@ use std::{
 use nix::sys::resource::{Resource, getrlimit};
 use slipgate_testbed::{MicroVm, OrdinaryUser, require_kvm, require_root_and_tun, world::UPLINK};
 
-use crate::{Bed, WAIT, payload::Payload, processes::field};
+use crate::{Bed, WAIT, jail_refused::PIVOT_ROOT, payload::Payload, processes::field};
 
 /// Size of a log that has been written to for long.
 const LOG_BYTES: u64 = 1 << 30;
@@ -106,6 +106,21 @@ fn a_user_without_privileges_has_the_same_jail() {
     assert_jailed(&vm);
     // A snapshot's file is a little larger than the memory at most.
     assert_limited(&vm, (32 + 16) << 20);
+}
+
+/// As on a host whose root is an initial RAM file system, which no process can leave.
+#[test]
+fn where_the_old_root_is_covered_the_jail_is_the_same() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let kernel = bed.kernel("kernel", &Payload::default().say("here\n").halt());
+    let machine = ["--kernel", kernel.to_str().unwrap(), "--memory", "32"];
+    let flags = [&machine[..], &["--uplink", UPLINK, "--jail", "required"]].concat();
+    let refuse = |command: &mut Command| PIVOT_ROOT.to(command);
+    let mut vm = MicroVm::start_changed(&bed.world.host, &bed.pins, &flags, refuse).unwrap();
+    vm.await_line("here", WAIT).unwrap();
+    assert_jailed(&vm);
 }
 
 /// Whether this kernel makes io_urings for processes without privileges.

@@ -60,6 +60,13 @@ const MOUNTS_APART: Refused = Refused {
     mask: u64::MAX,
     value: libc::MS_REC | libc::MS_PRIVATE,
 };
+/// The exchange of the root for another one.
+pub(crate) const PIVOT_ROOT: Refused = Refused {
+    call: libc::SYS_pivot_root,
+    argument: 0,
+    mask: 0,
+    value: 0,
+};
 /// Every io_uring.
 pub(crate) const IO_URING: Refused = Refused {
     call: libc::SYS_io_uring_setup,

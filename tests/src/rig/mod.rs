@@ -20,6 +20,7 @@ mod disk;
 mod initramfs;
 mod kernel;
 mod machine;
+mod moved;
 mod nested;
 mod root_disk;
 mod saved;
@@ -38,6 +39,7 @@ pub use kernel::{Kernel, Module};
 pub use machine::QEMU;
 pub(crate) use machine::wait;
 pub use machine::{Ended, Hardware, Machine};
+pub use moved::{MOVED_PLAN, Move, MoveStep, moved_plan};
 pub use nested::{
     NESTED, NESTED_CPU_MODEL, NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER,
     NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,

@@ -16,13 +16,15 @@ pub const SAVED_OVER: &[u8] = b"over";
 pub const SAVED_ECHO_PORT: u16 = 7;
 
 const SCRIPT: &str = include_str!("saved_init.sh");
-/// A network card, a disk, a source of random numbers and a balloon on PCI.
-const MODULES: [&str; 5] = [
+/// A network card, a disk, a source of random numbers and a balloon on PCI; and what asks the CPU what
+/// it is.
+const MODULES: [&str; 6] = [
     "virtio_pci",
     "virtio_net",
     "virtio_blk",
     "virtio_rng",
     "virtio_balloon",
+    "cpuid",
 ];
 
 /// Makes the initramfs of the guest, which counts and takes pages of the client's servers.

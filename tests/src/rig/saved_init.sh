@@ -8,6 +8,19 @@ page() { timeout 10 wget -q -O - "http://$SERVER:$HTTP_PORT/hello"; }
 # What the host has written to the disk for the guest to do.
 order() { dd if=/dev/vda bs=512 skip=8 count=1 2>/dev/null | head -c 4; }
 
+# A digest of what the CPU says of itself: Linux's driver asks it anew for each leaf.
+cpuid() {
+    {
+        dd if=/dev/cpu/0/cpuid bs=16 count=14
+        dd if=/dev/cpu/0/cpuid bs=16 skip=$((0x40000000 / 16)) count=2
+        dd if=/dev/cpu/0/cpuid bs=16 skip=$((0x80000000 / 16)) count=9
+    } 2>/dev/null >/tmp/cpuid
+    # Of a leaf each.
+    [ "$(wc -c </tmp/cpuid)" = 400 ] || failed cpuid "of $(wc -c </tmp/cpuid) bytes"
+    md5sum </tmp/cpuid | cut -c 1-32
+}
+
+cpuid_before=$(cpuid)
 lease
 same before "$(page)" "$HELLO"
 
@@ -52,6 +65,7 @@ while [ "$number" -lt 1000 ]; do
     usleep 100000
 done
 ok "counted $number"
+same cpuid "$(cpuid)" "$cpuid_before"
 # Linux has a driver for it from 5.18 on, where it is configured: ACPI's at first, the platform's since 6.10.
 for bus in acpi platform; do
     [ -d /sys/bus/$bus/drivers/vmgenid ] || continue

@@ -12,6 +12,7 @@ mod disk;
 mod disk_guest;
 mod limits;
 mod mount;
+mod moved;
 mod nested;
 mod saved;
 mod static_keys;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     if env::args().nth(1).as_deref() == Some(CHECKS) {
         let well = boot::given()
             .or_else(nested::run)
+            .or_else(moved::run)
             .or_else(saved::run)
             .or_else(disk::run)
             .unwrap_or_else(checks::run);

@@ -13,7 +13,7 @@ use std::{
 };
 
 use slipgate_testbed::{
-    Error, PinDir, Result, Slipgate, World,
+    Error, PinDir, Result, Slipgate, World, children_named,
     error::Tried,
     rig::{
         Client, NESTED, NESTED_DISK, NESTED_FIRMWARE, NESTED_ORDER, NestedEnd, NestedRun,
@@ -30,6 +30,8 @@ use crate::{
 
 /// A kernel under two emulations.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
+/// The same of a kernel that has its root on the disk by itself.
+const PARAMETERS_OF_ROOT: &str = "root=/dev/vda rw init=/init";
 const TAP: &str = "vm0";
 
 /// Whether all is well; `None` when this machine is for something else.
@@ -83,23 +85,29 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
     let report = Path::new(NESTED).join("report.json");
     let mut nat = None;
     let limits = Limits::make()?;
+    let has_initramfs = initramfs.exists();
+    let parameters = match has_initramfs {
+        true => PARAMETERS.to_owned(),
+        false => format!("{PARAMETERS} {PARAMETERS_OF_ROOT}"),
+    };
     let run = |limits: &[String]| {
         let mut command = Command::new(slipgate::binary()?);
         command
             .args(["run", "--tap", TAP, "--uplink", UPLINK])
             .args(client.nat_flags())
             .args(["--cpus", "2", "--queues", "2", "--memory", "256"])
-            .args(["--cmdline", PARAMETERS])
+            .args(["--cmdline", &parameters])
             .arg("--pin-dir")
             .arg(pins.path())
             .arg("--kernel")
             .arg(&kernel)
-            .arg("--initrd")
-            .arg(&initramfs)
             .arg("--report")
             .arg(&report)
             .args(limits)
             .stdin(Stdio::null());
+        if has_initramfs {
+            command.arg("--initrd").arg(&initramfs);
+        }
         if Path::new(NESTED_DISK).exists() {
             command.args(["--disk", NESTED_DISK]);
         }
@@ -155,8 +163,8 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         println!("{line}");
         // Who was to hear it may have given up.
         let _ = alive.send(());
-        if vmm == NestedVmm::Slipgate {
-            kept.get_or_insert_with(|| limits.check_running());
+        if vmm == NestedVmm::Slipgate && has_initramfs {
+            kept.get_or_insert_with(|| limits.check_running().and_then(|()| check_jail(pid)));
         }
         console.push_str(line);
         console.push('\n');
@@ -187,8 +195,9 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         println!("FAILED root the disk has not what its init has written");
         return Ok(NestedEnd::CheckFailed);
     }
-    // A guest that broke down says nothing of its VMM's limits.
-    if end == NestedEnd::Passed && vmm == NestedVmm::Slipgate {
+    // A guest that broke down says nothing of its VMM's limits, and a kernel without modules may be
+    // smaller than they are.
+    if end == NestedEnd::Passed && vmm == NestedVmm::Slipgate && has_initramfs {
         kept.unwrap_or(Ok(()))?;
         limits.check_left()?;
         let killed = run(&limits.flags_that_kill())?;
@@ -204,6 +213,22 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         limits.check_throttled(world.host.spawn(slow)?)?;
     }
     Ok(end)
+}
+
+/// Checks the jail of the VMM of this run. The machine's root is an initial RAM file system, so it is
+/// covered.
+fn check_jail(broker: u32) -> Result<()> {
+    let vmm = children_named(broker, "slipgate-vmm").pop();
+    let vmm = vmm.ok_or_else(|| Error::unexpected("it has no VMM"))?;
+    let of = |name: &str| format!("/proc/{vmm}/{name}");
+    let entries = fs::read_dir(of("root")).tried("look at the VMM's root")?;
+    let mounts = fs::read_to_string(of("mountinfo")).tried("look at the VMM's mounts")?;
+    if entries.count() > 0 || mounts.lines().count() != 1 {
+        let what = format!("the VMM's root is not empty, or not the only one:\n{mounts}");
+        return Err(Error::unexpected(what));
+    }
+    println!("jail: the machine's root is covered, and the VMM's is empty");
+    Ok(())
 }
 
 /// Whether the guest's root has what its init writes there, if it has a root on a disk.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use slipgate_testbed::{
-    Error, MicroVm, MicroVmEnd, PinDir, Result, World,
+    Error, Line, MicroVm, MicroVmEnd, PinDir, Result, World,
     error::Tried,
     rig::{
         Client, ClientReport, ClientServers, SAVED, SAVED_ECHO_PORT, SAVED_FREE, SAVED_ORDER_AT,
@@ -24,7 +24,7 @@ use slipgate_testbed::{
 /// A kernel under two emulations.
 const PARAMETERS: &str = "console=ttyS0 quiet panic=-1 mitigations=off";
 /// Several times the longest step, on a machine under load.
-const WAIT: Duration = Duration::from_secs(240);
+pub(crate) const WAIT: Duration = Duration::from_secs(240);
 /// Memory that the guest is asked for, MiB.
 const ASKED_MIB: u64 = 48;
 /// Memory that has to come back of the 64 MiB that the guest frees, MiB. It reports whole blocks of
@@ -51,28 +51,19 @@ pub(crate) fn run() -> Option<bool> {
 
 fn save_and_restore() -> Result<()> {
     let rig = Rig::new()?;
-    let mut first = rig.boot()?;
+    let mut first = rig.boot(&[])?;
     gives_memory_back(&rig, &mut first)?;
     let saved = rig.save_and_kill(first)?;
     let mut again = rig.restore(&saved)?;
-    let end = rig
-        .until_over(&mut again)
-        .and_then(|()| again.finish(WAIT))?;
-    let report = ClientReport::read(&text(&end));
-    println!("{}{}", text(&end), end.stderr);
-    match report.ended && report.failed.is_empty() && end.status.code() == Some(0) {
-        true => Ok(()),
-        false => Err(Error::unexpected(format!(
-            "the restored guest ended with {}: {report:?}",
-            end.status
-        ))),
-    }
+    rig.until_over(&mut again)?;
+    ends_well(again)
 }
 
 /// What both lives of the guest have.
-struct Rig {
+pub(crate) struct Rig {
     pins: PinDir,
     disk: File,
+    disk_path: String,
     nat: Vec<String>,
     world: World,
     _servers: ClientServers,
@@ -89,16 +80,23 @@ struct Saved {
 }
 
 impl Rig {
+    /// With a new disk for the guest.
     fn new() -> Result<Self> {
+        make_disk(&at("disk"))?;
+        Self::with_disk(&at("disk"))
+    }
+
+    /// With this disk.
+    pub(crate) fn with_disk(disk: &str) -> Result<Self> {
         let client = Client::new();
         let world = World::new()?;
-        let disk = File::create(at("disk")).tried("make a disk")?;
-        disk.set_len(1 << 20).tried("make a disk")?;
-        disk.write_all_at(b"0\n", 0).tried("write to the disk")?;
+        let opened = File::options().write(true).open(disk);
+        let opened = opened.tried("open the guest's disk")?;
         let echo = (SERVER, SAVED_ECHO_PORT);
         Ok(Self {
             pins: PinDir::new()?,
-            disk,
+            disk: opened,
+            disk_path: disk.to_owned(),
             nat: client.nat_flags(),
             _servers: client.serve(&world)?,
             _echo: TcpServer::start(&world.net, echo, TcpService::Echo)?,
@@ -106,31 +104,33 @@ impl Rig {
         })
     }
 
-    fn start(&self, name: &str, flags: &[&str]) -> Result<MicroVm> {
+    pub(crate) fn start(&self, name: &str, flags: &[&str]) -> Result<MicroVm> {
         let mut all = vec!["--uplink", UPLINK, "--name", name];
         all.extend(self.nat.iter().map(String::as_str));
         all.extend(flags);
         MicroVm::start(&self.world.host, &self.pins, &all)
     }
 
-    fn boot(&self) -> Result<MicroVm> {
-        let (disk, kernel, initramfs) = (at("disk"), at("vmlinuz"), at("initramfs"));
+    /// Boots the guest, with these flags besides.
+    pub(crate) fn boot(&self, more: &[&str]) -> Result<MicroVm> {
+        let (kernel, initramfs) = (at("vmlinuz"), at("initramfs"));
         let flags = [
-            &["--memory", "256", "--balloon", "--disk", &disk][..],
+            &["--memory", "256", "--balloon", "--disk", &self.disk_path][..],
             &["--kernel", &kernel, "--initrd", &initramfs],
             &["--cmdline", PARAMETERS],
+            more,
         ];
         self.start("first", &flags.concat())
     }
 
     /// Gives an order to the guest, by its disk.
-    fn order(&self, order: &[u8]) -> Result<()> {
+    pub(crate) fn order(&self, order: &[u8]) -> Result<()> {
         let written = self.disk.write_all_at(order, SAVED_ORDER_AT);
         written.tried("write to the disk")
     }
 
     /// Runs `slipgate ARGS…` about a machine.
-    fn slipgate(&self, args: &[&str]) -> Result<()> {
+    pub(crate) fn slipgate(&self, args: &[&str]) -> Result<()> {
         let mut command = Command::new(slipgate::binary()?);
         command.args(args);
         self.world.host.output(command).map(drop)
@@ -152,18 +152,7 @@ impl Rig {
         self.slipgate(&["pause", "first"])?;
         let killed_at = Instant::now();
         self.slipgate(&["snapshot", "first", &dir, "--diff", &base])?;
-        let vmm = vm.vmm_pid();
-        signal(
-            vmm.ok_or_else(|| Error::unexpected("it has no VMM"))?,
-            libc::SIGKILL,
-        );
-        let ended = vm.finish(WAIT)?;
-        let counts =
-            |line: &slipgate_testbed::Line| Some((line.after, SavedCount::read(&line.text)?));
-        let last = ended.lines.iter().rev().find_map(counts);
-        let (after, last) = last.ok_or_else(|| Error::unexpected("it counted nothing"))?;
-        let report = ClientReport::read(&text(&ended));
-        must(report.failed.is_empty(), || format!("{report:?}"))?;
+        let (ended, (after, last)) = kill(vm)?;
         println!("ok saved, and killed: {}, {last:?}", ended.status);
         let started = Instant::now().checked_sub(ended.after);
         Ok(Saved {
@@ -246,12 +235,44 @@ fn gives_memory_back(rig: &Rig, vm: &mut MicroVm) -> Result<()> {
     Ok(())
 }
 
+/// Kills the VMM. Returns how the run ended, and the last number of the guest with the time of it.
+pub(crate) fn kill(vm: MicroVm) -> Result<(MicroVmEnd, (Duration, SavedCount))> {
+    let vmm = vm.vmm_pid();
+    let none = || Error::unexpected("it has no VMM");
+    signal(vmm.ok_or_else(none)?, libc::SIGKILL);
+    let ended = vm.finish(WAIT)?;
+    let counts = |line: &Line| Some((line.after, SavedCount::read(&line.text)?));
+    let last = ended.lines.iter().rev().find_map(counts);
+    let last = last.ok_or_else(|| Error::unexpected("it counted nothing"))?;
+    let report = ClientReport::read(&text(&ended));
+    must(report.failed.is_empty(), || format!("{report:?}"))?;
+    Ok((ended, last))
+}
+
+/// Checks the end of a restored guest that was told to end.
+pub(crate) fn ends_well(vm: MicroVm) -> Result<()> {
+    let end = vm.finish(WAIT)?;
+    let report = ClientReport::read(&text(&end));
+    println!("{}{}", text(&end), end.stderr);
+    let is_well = report.ended && report.failed.is_empty() && end.status.code() == Some(0);
+    must(is_well, || {
+        format!("the restored guest ended with {}: {report:?}", end.status)
+    })
+}
+
+/// Makes a disk for a guest that begins to count.
+pub(crate) fn make_disk(path: &str) -> Result<()> {
+    let disk = File::create(path).tried("make a disk")?;
+    disk.set_len(1 << 20).tried("make a disk")?;
+    disk.write_all_at(b"0\n", 0).tried("write to the disk")
+}
+
 /// Where the machine has a file of this name.
 fn at(name: &str) -> String {
     format!("{SAVED}/{name}")
 }
 
-fn must(is_so: bool, why: impl FnOnce() -> String) -> Result<()> {
+pub(crate) fn must(is_so: bool, why: impl FnOnce() -> String) -> Result<()> {
     match is_so {
         true => Ok(()),
         false => Err(Error::unexpected(why())),
@@ -259,11 +280,11 @@ fn must(is_so: bool, why: impl FnOnce() -> String) -> Result<()> {
 }
 
 /// The next number that the guest says.
-fn count(vm: &mut MicroVm) -> Result<SavedCount> {
+pub(crate) fn count(vm: &mut MicroVm) -> Result<SavedCount> {
     count_beyond(vm, 0)
 }
 
-fn count_beyond(vm: &mut MicroVm, number: u32) -> Result<SavedCount> {
+pub(crate) fn count_beyond(vm: &mut MicroVm, number: u32) -> Result<SavedCount> {
     loop {
         let line = vm.await_line("counting ", WAIT)?;
         let count = SavedCount::read(&line.text);

@@ -11,6 +11,7 @@ mod client;
 mod devices;
 mod disk;
 mod installed;
+mod moved;
 mod nested;
 mod saved;
 

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, io::Write};
 
 use slipgate_testbed::{
+    left_out,
     rig::{
         Client, Ended, Hardware, Initramfs, Kernel, Machine, NESTED, NESTED_CPU_MODEL, NESTED_DISK,
         NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER, NestedRun, NestedVmm,
@@ -30,7 +31,8 @@ fn debian_6_1_under_slipgate_run() {
         Err(why) => return skipped!("{why}"),
     };
     let inner = Inner {
-        initramfs: Client::new().initramfs(&kernel).unwrap(),
+        kernel: None,
+        initramfs: Some(Client::new().initramfs(&kernel).unwrap()),
         disk: None,
     };
     let in_turn = |rounds| [NestedVmm::Qemu, NestedVmm::Slipgate].repeat(rounds);
@@ -61,7 +63,34 @@ fn debian_6_1_boots_from_an_ext4_root() {
         Err(why) => return skipped!("{why}"),
     };
     let inner = Inner {
-        initramfs: root_initramfs(&kernel).unwrap(),
+        kernel: None,
+        initramfs: Some(root_initramfs(&kernel).unwrap()),
+        disk: Some(root_disk(&Client::new(), &kernel).unwrap()),
+    };
+    let runs = boot_all(&kernel, &inner, vec![NestedVmm::Slipgate]);
+    print_counts(&runs);
+    judge(&runs).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Names a kernel (bzImage) with the drivers of `src/rig/root_kernel.config` built in, which says how to
+/// make it. No distribution that we know has one.
+const ROOT_KERNEL: &str = "SLIPGATE_ROOT_KERNEL";
+
+#[test]
+fn a_kernel_with_the_disk_built_in_boots_from_it_without_an_initrd() {
+    let Some(image) = std::env::var_os(ROOT_KERNEL) else {
+        return left_out!("{ROOT_KERNEL} names no kernel");
+    };
+    let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
+    let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
+    let found = found.and_then(|kernel| on_path("mkfs.ext4").map(|_| kernel));
+    let kernel = match found {
+        Ok(kernel) => kernel,
+        Err(why) => return skipped!("{why}"),
+    };
+    let inner = Inner {
+        kernel: Some(std::fs::read(image).unwrap()),
+        initramfs: None,
         disk: Some(root_disk(&Client::new(), &kernel).unwrap()),
     };
     let runs = boot_all(&kernel, &inner, vec![NestedVmm::Slipgate]);
@@ -96,9 +125,11 @@ fn debian_s_kernels_for_clouds_have_the_disk_as_a_module() {
     }
 }
 
-/// What the nested guest boots, besides its kernel.
+/// What the nested guest boots.
 struct Inner {
-    initramfs: Vec<u8>,
+    /// Another kernel than the outer machine's.
+    kernel: Option<Vec<u8>>,
+    initramfs: Option<Vec<u8>>,
     disk: Option<Vec<u8>>,
 }
 
@@ -153,9 +184,12 @@ fn boot(kernel: &Kernel, inner: &Inner, order: &[NestedVmm]) -> Ended {
     let binary = slipgate::binary().unwrap();
     outer.program_as("slipgate", &binary).unwrap();
     outer.program(&on_path("ip").unwrap()).unwrap();
-    let image = std::fs::read(kernel.image()).unwrap();
+    let own = || std::fs::read(kernel.image()).unwrap();
+    let image = inner.kernel.clone().unwrap_or_else(own);
     outer.file(&format!("{NESTED}/vmlinuz"), &image);
-    outer.file(&format!("{NESTED}/initramfs"), &inner.initramfs);
+    if let Some(initramfs) = &inner.initramfs {
+        outer.file(&format!("{NESTED}/initramfs"), initramfs);
+    }
     if let Some(disk) = &inner.disk {
         outer.file(NESTED_DISK, disk);
     }

@@ -1,5 +1,6 @@
 //! slipgate under stress: its processes killed, restarted and replaced under traffic, a bad link,
-//! verdicts changed under way, a host that changes, guests that flood, tables that are full.
+//! verdicts changed under way, a host that changes, guests that flood, tables that are full, a
+//! million messages to a guest of slipgate's VMM.
 //!
 //! Guests have IPv4 and IPv6, and traffic goes by both at once ([`BOTH_SERVERS`]), but where a test is about
 //! one family's addresses.
@@ -15,6 +16,7 @@
 //! | `SLIPGATE_STRESS_OUTAGE` | seconds without slipgate per kill | 3 |
 //! | `SLIPGATE_STRESS_CHURN` | seconds in which VMs, policies and forwards come and go | 12 |
 //! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 10000 |
+//! | `SLIPGATE_STRESS_MESSAGES` | messages each way over vsock | 1000000 |
 //! | `SLIPGATE_STRESS_KNOCKS` | connects to a VM that sleeps now and then | 1000 |
 //!
 //! The long form, about two hours:
@@ -48,6 +50,7 @@ mod sleep;
 mod store;
 mod traffic;
 mod upgrade;
+mod vsock;
 
 use std::{
     env,

@@ -6,7 +6,7 @@
 //! comes last.
 use std::ops::RangeInclusive;
 
-use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_sregs};
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_sregs, kvm_xcrs};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 
 use crate::{
@@ -130,6 +130,13 @@ pub(super) fn save(
     })
 }
 
+/// Whether the extended control registers have the values of a CPU that was reset: XCR0 the x87's part of
+/// the state alone.
+fn are_as_at_reset(xcrs: &kvm_xcrs) -> bool {
+    let mut those = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize);
+    those.all(|it| (it.xcr, it.value) == (0, 1))
+}
+
 /// Whether the guest has VMX or SVM on. What the CPU has of its VMs (KVM's nested state) is not saved.
 fn virtualizes(sregs: &kvm_sregs) -> bool {
     sregs.cr4 & CR4_VMXE != 0 || sregs.efer & EFER_SVME != 0
@@ -194,7 +201,9 @@ pub(super) fn restore(
         // features (ARCH_REQ_XCOMP_GUEST_PERM), which this one has not.
         unsafe { fd.set_xsave(xsave) }.map_err(E::kvm("setting a vCPU's extended state"))?;
     }
-    if let Some(xcrs) = &state.xcrs {
+    // A CPU without XSAVE has none, and needs none for a guest that did not use XSAVE.
+    let xcrs = state.xcrs.as_deref();
+    if let Some(xcrs) = xcrs.filter(|xcrs| can.xcrs || !are_as_at_reset(xcrs)) {
         fd.set_xcrs(xcrs)
             .map_err(E::kvm("setting a vCPU's extended control registers"))?;
     }

@@ -160,3 +160,22 @@ fn a_guest_that_virtualizes_is_not_saved() {
     let saved = save(&fd, &cpuid, &rig.can);
     assert!(matches!(saved, Err(SnapshotError::Nested)));
 }
+
+/// A host without XSAVE restores the guest that has not used it: `debian_6_1_moves_between_hosts_of_one_template`
+/// (`tests/tests/kernels`) has one.
+#[test]
+fn a_guest_that_has_used_no_xsave_needs_none() {
+    let with = |value| {
+        let mut xcrs = kvm_xcrs {
+            nr_xcrs: 1,
+            ..Default::default()
+        };
+        xcrs.xcrs[0].value = value;
+        xcrs
+    };
+    assert!(are_as_at_reset(&with(0b1)));
+    assert!(!are_as_at_reset(&with(0b111)), "AVX");
+    let mut another = with(0b1);
+    another.nr_xcrs = 2;
+    assert!(!are_as_at_reset(&another));
+}
