@@ -191,11 +191,13 @@ impl Attached {
             false => changes.forwarding.union(&changes.ipv6).copied().collect(),
         };
         for ifindex in routed.into_iter().filter(is_ours) {
-            let kept = Device::with_index(ifindex).and_then(|device| {
-                device.set_forwarding(false)?;
-                device.disable_ipv6()
-            });
-            if let Err(e) = kept {
+            let kept = Device::with_index(ifindex)
+                .map(|device| [device.set_forwarding(false), device.disable_ipv6()]);
+            let failed = match kept {
+                Ok(both) => both.into_iter().filter_map(Result::err).collect(),
+                Err(e) => vec![e],
+            };
+            for e in failed {
                 // One that is gone: a notice is on its way.
                 tracing::debug!("{e}");
             }

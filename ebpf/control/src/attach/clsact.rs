@@ -189,11 +189,21 @@ pub(crate) fn move_to_front(
     program: Program,
     ifindex: IfIndex,
 ) -> Result<()> {
-    // A stand-in that was left is not in front, and may be the only one.
-    put(requests, HANDLE, fd, program, ifindex)?;
-    remove(requests, STAND_IN, program, ifindex)?;
+    attach_alone(requests, fd, program, ifindex)?;
     put(requests, STAND_IN, fd, program, ifindex)?;
     remove(requests, HANDLE, program, ifindex)?;
+    put(requests, HANDLE, fd, program, ifindex)?;
+    remove(requests, STAND_IN, program, ifindex)
+}
+
+/// Makes or replaces the filter, and removes a stand-in that a process left which died in a move: it may be
+/// the only one, or in front with another build's program.
+pub(crate) fn attach_alone(
+    requests: &mut Requests,
+    fd: BorrowedFd<'_>,
+    program: Program,
+    ifindex: IfIndex,
+) -> Result<()> {
     put(requests, HANDLE, fd, program, ifindex)?;
     remove(requests, STAND_IN, program, ifindex)
 }

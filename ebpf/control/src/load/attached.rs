@@ -1,6 +1,10 @@
 //! Attachments of the loaded programs.
 
-use std::{fs, os::fd::AsFd as _};
+use std::{
+    fs,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+};
 
 use slipgate_abi::{IfIndex, portframe::is_port_device};
 
@@ -240,9 +244,9 @@ impl Datapath {
     /// The lock is not obtained, or the kernel refuses: there are too many programs at the interface, or
     /// filters of another kind in the first place.
     pub fn move_to_front(&self, program: Program, ifindex: IfIndex) -> Result<()> {
-        match bpf::tcx_programs(ifindex) {
-            Ok(_) => self.move_link_to_front(program, ifindex),
-            Err(_) => self.move_filter_to_front(program, ifindex),
+        match has_tcx(ifindex) {
+            true => self.move_link_to_front(program, ifindex),
+            false => self.move_filter_to_front(program, ifindex),
         }
     }
 
@@ -254,10 +258,15 @@ impl Datapath {
             ifindex,
             by: AttachedBy::Clsact,
         };
-        if !self.paths.pin(&attached.pin_name()).exists() {
+        let pin = self.paths.pin(&attached.pin_name());
+        if !pin.exists() {
             return self.attach(program, ifindex, Hook::Clsact);
         }
         let _lock = self.lock()?;
+        if !pin.exists() {
+            // It was detached meanwhile.
+            return Ok(());
+        }
         let failed = |error| explain(error, program, ifindex);
         // The pinned one may be of a later build, which is in force everywhere else.
         let pinned = bpf::obj_get(&self.paths.pin(program.name()));
@@ -380,14 +389,24 @@ impl Datapath {
                     link::remove(&link::successor_pin(&pin))?;
                     link::replace(&pin, fd, attached.ifindex)?;
                 }
-                AttachedBy::Clsact if clsact::is_noted(&pin, fd)? => {}
                 AttachedBy::Clsact if Device::with_index(attached.ifindex).is_err() => {}
-                AttachedBy::Clsact => {
-                    clsact::attach(&pin, fd, attached.program, attached.ifindex)?;
-                }
+                AttachedBy::Clsact => self.replace_filter(attached, &pin, fd)?,
             }
         }
         Ok(())
+    }
+
+    fn replace_filter(&self, attached: Attached, pin: &Path, fd: BorrowedFd<'_>) -> Result<()> {
+        let Attached {
+            program, ifindex, ..
+        } = attached;
+        if !clsact::is_noted(pin, fd)? {
+            clsact::attach(pin, fd, program, ifindex)?;
+        }
+        match program.twin_name().is_some() && !has_tcx(ifindex) {
+            true => clsact::attach_alone(&mut netlink::Requests::open()?, fd, program, ifindex),
+            false => Ok(()),
+        }
     }
 
     /// Removes all attachments. TAPs are brought down first, and engine ports and pacing devices removed. The caller
@@ -429,4 +448,11 @@ impl Datapath {
             }
         }
     }
+}
+
+/// Whether programs can be attached by tcx: Linux 6.6. Before, the kernel does not know the question
+/// (EINVAL); it may also lack memory for the answer.
+fn has_tcx(ifindex: IfIndex) -> bool {
+    let asked = bpf::tcx_programs(ifindex);
+    !asked.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
 }
