@@ -256,9 +256,10 @@ impl PolicyChanges {
         let open = self.learning.iter().map(LearningVm::name);
         learning::follow(&parts.attached, open, &mut prepared);
         let attached = &mut parts.attached;
-        attached.follow_domains_with(&prepared.put)?;
+        let are_new = attached.follow_domains_with(&prepared.put)?;
         let done = attached.take_in(prepared);
-        if done.is_err()
+        if are_new
+            && done.is_err()
             && let Err(e) = attached.follow_domains()
         {
             // Tables that no policy in force names are followed, until the next one is put.

@@ -62,17 +62,23 @@ impl Attached {
     }
 
     /// Follows the tables of policies that are to be put in force besides those that are, so that it is
-    /// known where they lead. [`Self::follow_domains`] forgets those that are not in force then.
+    /// known where they lead. Returns whether there are any; [`Self::follow_domains`] forgets those that
+    /// are not in force then.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub(crate) fn follow_domains_with(&mut self, put: &[LoadedPolicy]) -> anyhow::Result<()> {
-        let mut routes = self.named_routes();
+    pub(crate) fn follow_domains_with(&mut self, put: &[LoadedPolicy]) -> anyhow::Result<bool> {
+        let named = self.named_routes();
+        let mut routes = named.clone();
         routes.extend(
             put.iter()
                 .filter_map(|it| it.settings.egress.routes.clone()),
         );
-        self.follow_routes(&routes)
+        if routes == named {
+            return Ok(false);
+        }
+        self.follow_routes(&routes)?;
+        Ok(true)
     }
 
     /// Returns the routes that policies in force name.
@@ -109,6 +115,19 @@ impl Attached {
         let devices = devices.filter_map(|route| network.links.get(&route.oif?));
         let devices = devices.filter(|link| self.is_way_out(link));
         devices.map(|link| link.name.clone()).collect()
+    }
+
+    /// Returns the same, and the uplink of all VMs if routes of `main` by it may decide.
+    pub(super) fn devices_by(&self, routes: &EgressRoutes) -> BTreeSet<String> {
+        let mut devices = self.devices_of(&BTreeSet::from([routes.clone()]));
+        let domain = domain(self.watch.network(), routes);
+        let leads_there = |step: &RouteStep| {
+            matches!(step.action, StepAction::Main | StepAction::Undecided { .. })
+        };
+        if domain.ipv4.iter().chain(&domain.ipv6).any(leads_there) {
+            devices.insert(self.uplink.name.clone());
+        }
+        devices
     }
 
     /// Whether flows may leave by a device that routes name.

@@ -404,7 +404,7 @@ impl Attached {
         of_all: &GuestsAt,
         by_others: &GuestsAt,
     ) -> Result<(), ConfigError> {
-        let devices = self.devices_of(&BTreeSet::from([by.routes.clone()]));
+        let devices = self.devices_by(by.routes);
         let guests = self.at_devices(by, &devices, of_all, by_others);
         let guests = Vec::from_iter(guests);
         let value = match by.routes {
@@ -474,7 +474,7 @@ impl Attached {
                 let by_others = self.guests_but_for_nat_address(vm, settings);
                 let devices = devices
                     .entry(routes)
-                    .or_insert_with(|| self.devices_of(&BTreeSet::from([routes.clone()])));
+                    .or_insert_with(|| self.devices_by(routes));
                 let whose = whose_routes(routes, vm.policy.as_deref());
                 let by = ByRoutes::new(routes, self.uplink_named_by(vm));
                 let its = self.at_devices(by, devices, &guests, &by_others);

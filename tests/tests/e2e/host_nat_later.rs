@@ -281,6 +281,19 @@ fn a_policy_whose_routes_lead_to_a_device_that_masquerades_is_refused() {
     let only = format!("uplink = \"{UPLINK}\"\negress.table = 77");
     assert_eq!(put(&only).0, 200);
 
+    // A mark whose packets no rule leads elsewhere leaves by the uplink of all.
+    let pool = "mark = 9\nnat_addresses = [\"198.18.0.8\"]";
+    host.ip(&format!("addr add 198.18.0.8/32 dev {UPLINK}"))
+        .unwrap();
+    host.nft(&format!(
+        "add table ip pool\n\
+         add chain ip pool out {{ type nat hook postrouting priority 101 ; }}\n\
+         add rule ip pool out oifname {UPLINK} snat to 198.18.0.8"
+    ))
+    .unwrap();
+    refused(put(pool), &["pool out", UPLINK]);
+    host.nft("delete table ip pool").unwrap();
+
     // Where the host keeps its ports apart, each is as welcome, and so is a VM that has it.
     remove_tables(host, "own");
     masquerade_at(host, "own", SECOND, BESIDE);
