@@ -39,10 +39,20 @@ pub(crate) fn around(program: impl AsRef<OsStr>) -> Result<Command> {
     if on_path(UNSHARE).is_none() {
         bail!("there is no {UNSHARE}, of util-linux");
     }
+    if on_path("ip").is_none() {
+        bail!("there is no ip, of iproute2");
+    }
     // Not only made: AppArmor lets a namespace be made, and takes the capabilities over it away.
     let mut used = Command::new(UNSHARE);
     used.args(FLAGS).args(["ip", "link", "set", "lo", "up"]);
     if let Err(why) = capture(&mut used) {
+        let mut flags_alone = Command::new(UNSHARE);
+        if capture(flags_alone.args(["--map-current-user", "--keep-caps", "--help"])).is_err() {
+            let old = format!(
+                "{UNSHARE} has no --map-current-user or --keep-caps: its util-linux is too old"
+            );
+            return Err(why).context(old);
+        }
         return Err(why).context(refused_by(Path::new("/proc/sys")));
     }
     let mut command = Command::new(UNSHARE);
@@ -58,10 +68,10 @@ fn refused_by(settings: &Path) -> String {
     let mut all = SETTINGS.iter();
     match all.find(|(setting, value, _)| refuses(setting, value)) {
         Some((setting, value, remedy)) => format!(
-            "this machine refuses users namespaces: {} is {value} (to permit them: {remedy})",
+            "this machine lets users make no namespaces: {} is {value} (to permit them: {remedy})",
             setting.replace('/', ".")
         ),
-        None => "this machine refuses this user a user namespace".to_owned(),
+        None => "this user can't use a user namespace of its own here".to_owned(),
     }
 }
 

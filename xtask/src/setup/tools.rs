@@ -72,7 +72,7 @@ fn of(tools: &[Tool]) -> Result<()> {
     let missing = install(tools)?;
     if !missing.is_empty() {
         bail!(
-            "programs that are called are not here: {}. Install them.",
+            "these programs are missing: {}. Install them.",
             missing.join(", ")
         );
     }
