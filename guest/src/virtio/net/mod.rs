@@ -33,6 +33,8 @@ pub mod feature {
     pub const GUEST_ECN: u64 = 1 << 9;
     /// The device segments TCP/IPv4 frames.
     pub const HOST_TSO4: u64 = 1 << 11;
+    /// The device segments TCP/IPv6 frames.
+    pub const HOST_TSO6: u64 = 1 << 12;
     /// A frame may take several receive buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
     /// The device reports the state of its link.
@@ -65,8 +67,10 @@ pub const WANTED: u64 = feature::CSUM
     | feature::MTU
     | feature::MAC
     | feature::GUEST_TSO4
+    | feature::GUEST_TSO6
     | feature::GUEST_ECN
     | feature::HOST_TSO4
+    | feature::HOST_TSO6
     | feature::MRG_RXBUF
     | feature::STATUS
     | feature::CTRL_VQ
