@@ -40,10 +40,15 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
     let payload_bytes = frame_bytes(plan) as usize - ETHERNET - headers(plan);
     let segment_bytes = stack.mtu() - headers(plan);
     let share = plan.share(stack.cpu);
-    if payload_bytes > segment_bytes && !stack.device.nic.can_segment_udp() {
+    // smoltcp drops an IPv6 packet that is larger than the MTU, also one to be cut.
+    let can_cut = plan.server.is_ipv4() && stack.device.nic.can_segment_udp();
+    if payload_bytes > segment_bytes && !can_cut {
         if stack.cpu == 0 {
             outcome.fail_many(Failure::Unable, plan.draw(u64::MAX));
-            outcome.note = Some("the device can't cut UDP frames (USO)".into());
+            outcome.note = Some(match plan.server.is_ipv4() {
+                true => "the device can't cut UDP frames (USO)".into(),
+                false => "the stack can't have IPv6 frames cut".into(),
+            });
         }
         return outcome;
     }

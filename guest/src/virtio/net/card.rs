@@ -184,7 +184,7 @@ fn without_orphans(wanted: u64, offered: u64) -> u64 {
     use feature::*;
     let mut features = wanted & offered;
     for (needs, what) in [
-        (CSUM, HOST_TSO4 | HOST_TSO6 | HOST_USO),
+        (CSUM, HOST_TSO4 | HOST_USO),
         (GUEST_CSUM, GUEST_TSO4 | GUEST_TSO6),
         (GUEST_TSO4 | GUEST_TSO6, GUEST_ECN),
         (

@@ -168,9 +168,6 @@ impl<R: Registers> Device for Pair<R> {
         if has(feature::HOST_TSO4) {
             capabilities.segmentation.tcpv4 = NonZeroUsize::new(FRAME_MOST);
         }
-        if has(feature::HOST_TSO6) {
-            capabilities.segmentation.tcpv6 = NonZeroUsize::new(FRAME_MOST);
-        }
         capabilities
     }
 }
