@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! address A/PREFIX ROUTER [DNS]      static address instead of DHCP; must come first
+//! ipv6                               wait for an IPv6 address
 //! dns NAME [RESOLVER]                look an A record up, with the network's resolver or another
+//! dns6 NAME [RESOLVER]               the same for an AAAA record
 //! ping A N                           N echo requests, one after the other
 //! crr HOST:PORT N [xM] [close|get|echo]
 //!                                    N connections, M at once, over all CPUs: open, exchange, close
@@ -40,7 +42,8 @@
 //!
 //! TIME is `60ms` or `2s`; a bare number is milliseconds, for `wait` alone.
 //!
-//! HOST is an IPv4 address or a name. The last word of `crr` is the exchange on a connection:
+//! HOST is an address or a name, as in `192.0.2.1:80`, `[2001:db8::1]:80` and `www.example.com:80`. A
+//! name is looked up by IPv4, and one in brackets, as in `[www.example.com]:80`, by IPv6. The last word of `crr` is the exchange on a connection:
 //! `close` sends nothing and reads until the server closes; `get` does the same after an HTTP/1.0
 //! request for `/`; `echo` sends 64 bytes, awaits them and closes first. The default is `get` for
 //! port 80, and `close` for any other.
@@ -48,7 +51,10 @@
 mod parse;
 
 use alloc::{string::String, vec::Vec};
-use core::{fmt, net::Ipv4Addr};
+use core::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+};
 
 pub use parse::parse;
 
@@ -66,7 +72,9 @@ pub const SERVED_PORTS_MAX: usize = 16;
 /// Syntax of each command, for error messages.
 const USAGES: &[&str] = &[
     "address A/PREFIX ROUTER [DNS]",
+    "ipv6",
     "dns NAME [RESOLVER]",
+    "dns6 NAME [RESOLVER]",
     "ping HOST N",
     "crr HOST:PORT N [xM] [close|get|echo]",
     "rr HOST:PORT N [xM]",
@@ -107,12 +115,16 @@ pub struct StaticAddress {
 /// One workload of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workload {
+    /// Waits for an IPv6 address.
+    Ipv6,
     /// Looks up a name.
     Dns {
         /// Name to look up.
         name: String,
+        /// Family of the addresses to look for.
+        family: Family,
         /// Resolver to ask; `None` for the network's.
-        resolver: Option<Ipv4Addr>,
+        resolver: Option<IpAddr>,
     },
     /// Sends ICMP echo requests.
     Ping {
@@ -215,10 +227,28 @@ impl Workload {
         }
     }
 
+    /// Returns whether it needs an IPv6 address of the guest.
+    pub fn is_by_ipv6(&self) -> bool {
+        match self {
+            Workload::Ipv6 => true,
+            Workload::Dns { resolver, .. } => resolver.is_some_and(|resolver| resolver.is_ipv6()),
+            Workload::Ping { host, .. } => host.family() == Family::Ipv6,
+            Workload::Connections { server, .. }
+            | Workload::RequestResponse { server, .. }
+            | Workload::Stream { server, .. }
+            | Workload::Flood { server, .. } => server.host.family() == Family::Ipv6,
+            _ => false,
+        }
+    }
+
     /// Returns the workload's word on the command line.
     pub fn name(&self) -> &'static str {
         match self {
-            Workload::Dns { .. } => "dns",
+            Workload::Ipv6 => "ipv6",
+            Workload::Dns { family, .. } => match family {
+                Family::Ipv4 => "dns",
+                Family::Ipv6 => "dns6",
+            },
             Workload::Ping { .. } => "ping",
             Workload::Connections { .. } => "crr",
             Workload::RequestResponse { .. } => "rr",
@@ -239,10 +269,30 @@ impl Workload {
 /// Address, or name to be looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// IPv4 address of the host.
-    Address(Ipv4Addr),
-    /// Name of the host, without a trailing dot.
-    Name(String),
+    /// Address of the host.
+    Address(IpAddr),
+    /// Name of the host, without a trailing dot, and the family by which it is reached.
+    Name(String, Family),
+}
+
+impl Host {
+    /// Returns the family by which the host is reached.
+    pub fn family(&self) -> Family {
+        match self {
+            Host::Address(IpAddr::V4(_)) => Family::Ipv4,
+            Host::Address(IpAddr::V6(_)) => Family::Ipv6,
+            Host::Name(_, family) => *family,
+        }
+    }
+}
+
+/// Version of IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Addresses of A records.
+    Ipv4,
+    /// Addresses of AAAA records.
+    Ipv6,
 }
 
 /// Host and port of a server.
@@ -256,9 +306,11 @@ pub struct Server {
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.host {
-            Host::Address(address) => write!(f, "{address}:{}", self.port),
-            Host::Name(name) => write!(f, "{name}:{}", self.port),
+        match (&self.host, self.host.family()) {
+            (Host::Address(address), Family::Ipv4) => write!(f, "{address}:{}", self.port),
+            (Host::Address(address), Family::Ipv6) => write!(f, "[{address}]:{}", self.port),
+            (Host::Name(name, _), Family::Ipv4) => write!(f, "{name}:{}", self.port),
+            (Host::Name(name, _), Family::Ipv6) => write!(f, "[{name}]:{}", self.port),
         }
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 fn server(host: &str, port: u16) -> Server {
     let host = match host.parse() {
         Ok(address) => Host::Address(address),
-        Err(_) => Host::Name(host.into()),
+        Err(_) => Host::Name(host.into(), Family::Ipv4),
     };
     Server { host, port }
 }
@@ -63,14 +63,16 @@ fn every_workload_is_read() {
         vec![
             Workload::Dns {
                 name: "www.example.test".into(),
+                family: Family::Ipv4,
                 resolver: None,
             },
             Workload::Dns {
                 name: "a.test".into(),
-                resolver: Some([192, 0, 2, 53].into()),
+                family: Family::Ipv4,
+                resolver: Some(IpAddr::from([192, 0, 2, 53])),
             },
             Workload::Ping {
-                host: Host::Address([10, 0, 2, 2].into()),
+                host: Host::Address(IpAddr::from([10, 0, 2, 2])),
                 count: 3
             },
             connections(server("10.1.0.2", 80), 1000, 2, Exchange::Get),
@@ -123,6 +125,47 @@ fn every_workload_is_read() {
 }
 
 #[test]
+fn destinations_by_ipv6() {
+    let address = |address: &str| Host::Address(address.parse().unwrap());
+    let line = "ipv6; dns6 a.test 2001:db8::53; ping 2001:db8::1 1; ping [2001:db8::1] 1;\
+        ping [a.test.] 1; rr [2001:db8::1]:7 5; rr [a.test]:7 5";
+    let read = parse(line).unwrap().workloads;
+    assert!(read.iter().all(Workload::is_by_ipv6), "{read:?}");
+    let dns = Workload::Dns {
+        name: "a.test".into(),
+        family: Family::Ipv6,
+        resolver: Some("2001:db8::53".parse().unwrap()),
+    };
+    let ping = |host| Workload::Ping { host, count: 1 };
+    let rr = |host| Workload::RequestResponse {
+        server: Server { host, port: 7 },
+        count: 5,
+        at_once: 1,
+    };
+    let named = || Host::Name("a.test".into(), Family::Ipv6);
+    let due = [
+        Workload::Ipv6,
+        dns,
+        ping(address("2001:db8::1")),
+        ping(address("2001:db8::1")),
+        ping(named()),
+        rr(address("2001:db8::1")),
+        rr(named()),
+    ];
+    assert_eq!(read, due);
+    // The question goes to the network's resolver.
+    let by_ipv4 = parse("dns6 a.test; dns a.test 192.0.2.1; ping a.test 1; rr a.test:7 1").unwrap();
+    assert!(!by_ipv4.workloads.iter().any(Workload::is_by_ipv6));
+    for workload in [&read[5], &read[6]] {
+        let Workload::RequestResponse { server, .. } = workload else {
+            panic!("{workload:?}");
+        };
+        let again = parse(&alloc::format!("rr {server} 5")).unwrap();
+        assert_eq!(&again.workloads[0], workload);
+    }
+}
+
+#[test]
 fn an_address_of_its_own() {
     let read = parse("address 10.0.2.15/24 10.0.2.2 10.0.2.3; wait 1").unwrap();
     assert_eq!(
@@ -151,6 +194,10 @@ fn what_is_wrong_is_named() {
         ("ping 10.0.0.1 0", "`0` is not how often"),
         ("crr 10.0.0.1 5", "`10.0.0.1` is not HOST:PORT"),
         ("crr 10.0.0.1:0 5", "is not HOST:PORT"),
+        ("crr 2001:db8::1:80 5", "`2001:db8::1:80` is not HOST:PORT"),
+        ("crr [2001:db8::1] 5", "`[2001:db8::1]` is not HOST:PORT"),
+        ("crr [10.0.0.1:80 5", "neither an address nor a name"),
+        ("ping [fe80::1%2] 5", "neither an address nor a name"),
         ("crr 10.0.0.1:80 5 x0", "`x0` is not x1 to"),
         ("crr 10.0.0.1:80 5 x9999", "`x9999` is not x1 to"),
         ("crr 10.0.0.1:80 5 2", "`2` is one word too many"),

@@ -1,13 +1,13 @@
 //! The JSON objects that the guest prints.
 
 use alloc::format;
-use core::net::Ipv4Addr;
+use core::net::IpAddr;
 
 use crate::{
     command::Workload,
     histogram::Histogram,
     json::Object,
-    net::{InboxCounters, Lease},
+    net::{InboxCounters, Ipv6Lease, Lease},
     platform::NicCounters,
     workload::{Answer, DnsError, Failure, Outcome, Pinged, Plan, Served},
 };
@@ -42,9 +42,21 @@ pub(crate) fn lease(lease: &Lease, mtu: usize, took_ns: u64) -> Object {
         .microseconds("took_us", took_ns)
 }
 
+/// Line for the IPv6 address.
+pub(crate) fn ipv6(lease: &Ipv6Lease, mtu: usize, took_ns: u64) -> Object {
+    Object::about("workload", "ipv6")
+        .shown(
+            "address",
+            format_args!("{}/{}", lease.address, lease.prefix),
+        )
+        .shown("router", lease.router)
+        .number("mtu", mtu as u64)
+        .microseconds("took_us", took_ns)
+}
+
 /// Line for a DNS lookup.
-pub(crate) fn dns(name: &str, answer: &Result<Answer, DnsError>) -> Object {
-    let line = Object::about("workload", "dns").text("name", name);
+pub(crate) fn dns(workload: &Workload, name: &str, answer: &Result<Answer, DnsError>) -> Object {
+    let line = Object::about("workload", workload.name()).text("name", name);
     match answer {
         Ok(answer) => line
             .shown_list("addresses", &answer.addresses)
@@ -55,7 +67,7 @@ pub(crate) fn dns(name: &str, answer: &Result<Answer, DnsError>) -> Object {
 }
 
 /// Line for a series of echo requests.
-pub(crate) fn ping(to: Ipv4Addr, count: u32, pinged: &Pinged) -> Object {
+pub(crate) fn ping(to: IpAddr, count: u32, pinged: &Pinged) -> Object {
     let line = Object::about("workload", "ping")
         .shown("to", to)
         .number("n", count.into())
@@ -94,7 +106,7 @@ pub(crate) fn shared_out(plan: &Plan, outcome: &Outcome) -> Object {
             .text("direction", direction.name())
             .truth("raw", *raw)
             .number("bytes_each", *bytes),
-        Workload::Flood { frame_bytes, .. } => line.number("frame_bytes", (*frame_bytes).into()),
+        Workload::Flood { .. } => line.number("frame_bytes", plan.frame_bytes().into()),
         _ => line,
     };
     let (count, at_once) = plan.workload.shared().unwrap_or_default();

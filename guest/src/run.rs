@@ -4,7 +4,7 @@
 //! The CPUs go through the workloads in lockstep. CPU 0 looks names up, publishes a
 //! [`Plan`](crate::workload::Plan), and all CPUs meet. Each does its share, and all meet again; CPU
 //! 0 prints the result. A CPU that waits at a meeting drives its stack: it passes on frames of
-//! other CPUs, and answers ARP and echo requests. `dns`, `ping`, `serve` and `wait` run on CPU 0
+//! other CPUs, and answers ARP and echo requests. `ipv6`, `dns`, `ping`, `serve` and `wait` run on CPU 0
 //! alone.
 //!
 //! Output is printed as JSON objects, one a line:
@@ -18,8 +18,7 @@
 
 use alloc::{format, sync::Arc, vec::Vec};
 use core::{
-    net::{Ipv4Addr, SocketAddrV4},
-    slice,
+    net::{IpAddr, SocketAddr},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
@@ -30,7 +29,7 @@ use crate::{
         BalloonWork, CommandError, CommandLine, DiskWork, Host, Server, VsockWork, Workload, parse,
     },
     json::Object,
-    net::{Lanes, Lease, Stack, Turn, lease},
+    net::{Lanes, Lease, Stack, Turn, ipv6, lease},
     platform::{Nic, NicCounters, Platform},
     report,
     workload::{DnsError, Plan, fill, ping, resolve, serve},
@@ -47,6 +46,20 @@ pub const STATUS_NO_LEASE: u8 = 3;
 
 /// Longest wait for a lease, ns.
 const LEASE_NS: u64 = 15_000_000_000;
+/// Longest wait for an IPv6 address, ns.
+const IPV6_NS: u64 = 4_000_000_000;
+
+/// Reason why a workload has no destination.
+#[derive(Debug, thiserror::Error)]
+enum NoDestination {
+    #[error("look the host up: {0}")]
+    Name(#[from] DnsError),
+    #[error(
+        "no IPv6 address within {} s; does a router on the network advertise a prefix?",
+        IPV6_NS / 1_000_000_000
+    )]
+    NoIpv6,
+}
 
 /// State that the CPUs share.
 pub struct Shared {
@@ -127,6 +140,7 @@ pub fn run<P: Platform, N: Nic>(cpu: usize, platform: &P, nic: N, shared: &Share
         stack: Stack::new(platform, nic, cpu, &shared.lanes),
         shared,
         meetings: 0,
+        has_no_ipv6: false,
     };
     if cpu.stack.cpu != 0 {
         cpu.follow();
@@ -157,6 +171,8 @@ struct Cpu<'s, P, N: Nic> {
     stack: Stack<'s, P, N>,
     shared: &'s Shared,
     meetings: usize,
+    /// Whether no router has advertised a prefix for as long as is waited for it.
+    has_no_ipv6: bool,
 }
 
 impl<P: Platform, N: Nic> Cpu<'_, P, N> {
@@ -222,6 +238,10 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
             }
         };
         let started_ns = self.stack.now_ns();
+        if command_line.workloads.iter().any(Workload::is_by_ipv6) {
+            // The answer comes while the lease is taken.
+            ipv6::solicit_router(&mut self.stack);
+        }
         let lease = match command_line.address {
             Some(given) => {
                 let lease = Lease::from(given);
@@ -230,7 +250,7 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
             }
             None => lease::acquire(&mut self.stack, started_ns + LEASE_NS),
         };
-        let Some(lease) = lease else {
+        let Some(mut lease) = lease else {
             let seconds = LEASE_NS / 1_000_000_000;
             let why = format!("no DHCP lease within {seconds} s; is a DHCP server on the network?");
             self.print(Object::about("error", &why));
@@ -239,21 +259,53 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         let took_ns = self.stack.now_ns() - started_ns;
         let mtu = self.stack.mtu();
         self.print(report::lease(&lease, mtu, took_ns));
-        self.tell(Word::Configure(lease.clone()));
-        self.meet();
-        self.stack.ask_neighbors(&lease);
+        self.configure_all(&lease);
         let mut status = STATUS_PASSED;
         for workload in &command_line.workloads {
-            if !self.one(workload, &lease) {
+            if !self.one(workload, &mut lease) {
                 status = STATUS_FAILED;
             }
         }
         status
     }
 
+    /// CPU 0: has the other CPUs apply a lease.
+    fn configure_all(&mut self, lease: &Lease) {
+        self.tell(Word::Configure(lease.clone()));
+        self.meet();
+        self.stack.ask_neighbors(lease);
+    }
+
+    /// CPU 0: waits for an IPv6 address, unless it has been done, and has all CPUs apply it.
+    fn get_ipv6(&mut self, lease: &mut Lease) -> Result<(), NoDestination> {
+        if lease.ipv6.is_some() {
+            return Ok(());
+        }
+        let started_ns = self.stack.now_ns();
+        let patience_ns = if self.has_no_ipv6 { 0 } else { IPV6_NS };
+        lease.ipv6 = ipv6::acquire(&mut self.stack, started_ns + patience_ns);
+        let Some(ipv6) = lease.ipv6 else {
+            self.has_no_ipv6 = true;
+            return Err(NoDestination::NoIpv6);
+        };
+        self.stack.configure(lease);
+        let took_ns = self.stack.now_ns() - started_ns;
+        let mtu = self.stack.mtu();
+        self.print(report::ipv6(&ipv6, mtu, took_ns));
+        self.configure_all(lease);
+        Ok(())
+    }
+
     /// Runs one workload. Returns whether it passed.
-    fn one(&mut self, workload: &Workload, lease: &Lease) -> bool {
+    fn one(&mut self, workload: &Workload, lease: &mut Lease) -> bool {
+        if workload.is_by_ipv6()
+            && let Err(error) = self.get_ipv6(lease)
+        {
+            return self.no_destination(workload, &error);
+        }
         match workload {
+            // Done by now.
+            Workload::Ipv6 => true,
             // Done before the network was up.
             Workload::SelfTest
             | Workload::Disk { .. }
@@ -288,11 +340,15 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
                 self.print(report::served(ports, *ms, &served));
                 true
             }
-            Workload::Dns { name, resolver } => {
-                let resolvers = resolver.as_ref().map_or(&*lease.dns, slice::from_ref);
-                let answer = resolve(&mut self.stack, resolvers, name);
+            Workload::Dns {
+                name,
+                family,
+                resolver,
+            } => {
+                let resolver = resolver.or_else(|| first_resolver(lease));
+                let answer = resolve(&mut self.stack, resolver, name, *family);
                 let well = answer.is_ok();
-                self.print(report::dns(name, &answer));
+                self.print(report::dns(workload, name, &answer));
                 well
             }
             Workload::Ping { host, count } => match self.address(host, lease) {
@@ -301,20 +357,20 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
                     self.print(report::ping(address, *count, &pinged));
                     pinged.lost == 0
                 }
-                Err(error) => self.unresolved(workload, &error),
+                Err(error) => self.no_destination(workload, &error),
             },
             Workload::Connections { server, .. }
             | Workload::RequestResponse { server, .. }
             | Workload::Stream { server, .. }
             | Workload::Flood { server, .. } => match self.server(server, lease) {
                 Ok(server) => self.together(workload, server),
-                Err(error) => self.unresolved(workload, &error),
+                Err(error) => self.no_destination(workload, &error),
             },
         }
     }
 
     /// Runs a workload that all CPUs share. Returns whether it passed.
-    fn together(&mut self, workload: &Workload, server: SocketAddrV4) -> bool {
+    fn together(&mut self, workload: &Workload, server: SocketAddr) -> bool {
         let (cpus, now_ns) = (self.shared.lanes.cpus(), self.stack.now_ns());
         let plan = Arc::new(Plan::new(workload.clone(), server, cpus, now_ns));
         self.tell(Word::Work(plan.clone()));
@@ -325,28 +381,33 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         outcome.failed() == 0
     }
 
-    fn server(&mut self, server: &Server, lease: &Lease) -> Result<SocketAddrV4, DnsError> {
+    fn server(&mut self, server: &Server, lease: &Lease) -> Result<SocketAddr, NoDestination> {
         let address = self.address(&server.host, lease)?;
-        Ok(SocketAddrV4::new(address, server.port))
+        Ok(SocketAddr::new(address, server.port))
     }
 
-    fn address(&mut self, host: &Host, lease: &Lease) -> Result<Ipv4Addr, DnsError> {
+    fn address(&mut self, host: &Host, lease: &Lease) -> Result<IpAddr, NoDestination> {
         match host {
             Host::Address(address) => Ok(*address),
-            Host::Name(name) => {
-                let answer = resolve(&mut self.stack, &lease.dns, name)?;
-                answer.addresses.first().copied().ok_or(DnsError::NoRecord)
+            Host::Name(name, family) => {
+                let answer = resolve(&mut self.stack, first_resolver(lease), name, *family)?;
+                let first = answer.addresses.first();
+                Ok(*first.ok_or(DnsError::NoRecord(*family))?)
             }
         }
     }
 
-    fn unresolved(&mut self, workload: &Workload, error: &DnsError) -> bool {
+    fn no_destination(&mut self, workload: &Workload, error: &NoDestination) -> bool {
         let line = Object::about("workload", workload.name());
-        self.print(line.text("error", &format!("look the host up: {error}")));
+        self.print(line.shown("error", error));
         false
     }
 
     fn print(&self, object: Object) {
         self.stack.platform.print_line(&object.into_line());
     }
+}
+
+fn first_resolver(lease: &Lease) -> Option<IpAddr> {
+    lease.dns.first().copied().map(IpAddr::from)
 }

@@ -18,7 +18,7 @@ pub mod vsock;
 
 use alloc::{string::String, sync::Arc};
 use core::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -41,7 +41,7 @@ pub struct Plan {
     /// Workload of the command line.
     pub workload: Workload,
     /// Address and port of the server.
-    pub server: SocketAddrV4,
+    pub server: SocketAddr,
     /// Number of CPUs that share the work.
     pub cpus: usize,
     /// Start of the workload, ns.
@@ -54,7 +54,7 @@ pub struct Plan {
 
 impl Plan {
     /// Returns the plan of a shared workload.
-    pub fn new(workload: Workload, server: SocketAddrV4, cpus: usize, started_ns: u64) -> Self {
+    pub fn new(workload: Workload, server: SocketAddr, cpus: usize, started_ns: u64) -> Self {
         let (left, at_once) = workload.shared().unwrap_or_default();
         Plan {
             workload,
@@ -83,6 +83,11 @@ impl Plan {
         self.at_once / self.cpus + usize::from(cpu < self.at_once % self.cpus)
     }
 
+    /// Returns the length of a flood's frames, bytes with the Ethernet header.
+    pub fn frame_bytes(&self) -> u32 {
+        flood::frame_bytes(self)
+    }
+
     /// Returns the result so far.
     pub fn outcome(&self) -> Outcome {
         self.outcome.lock().clone()
@@ -96,7 +101,8 @@ impl Plan {
             Workload::RequestResponse { .. } => request_response::work(self, stack),
             Workload::Stream { .. } => stream::work(self, stack),
             Workload::Flood { .. } => flood::work(self, stack),
-            Workload::Dns { .. }
+            Workload::Ipv6
+            | Workload::Dns { .. }
             | Workload::Ping { .. }
             | Workload::Serve { .. }
             | Workload::Reset

@@ -1,14 +1,15 @@
 //! Parser of the command line.
 use alloc::{string::String, vec::Vec};
 use core::{
+    net::{IpAddr, Ipv6Addr},
     num::{NonZeroU32, NonZeroU64},
     str::FromStr,
 };
 
 use super::{
     AT_ONCE_MAX, BalloonWork, CommandError, CommandLine, Direction, DiskWork, Exchange,
-    FRAME_BYTES, Host, SERVED_PORTS, SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockService,
-    VsockWork, Workload,
+    FRAME_BYTES, Family, Host, SERVED_PORTS, SERVED_PORTS_MAX, Server, StaticAddress, USAGES,
+    VsockService, VsockWork, Workload,
 };
 use crate::virtio::block::{BLOCK_BYTES, BLOCKS_MAX, SECTOR_BYTES};
 
@@ -69,9 +70,14 @@ fn static_address(words: &mut Words<'_>) -> Result<StaticAddress, String> {
 
 fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
     Ok(match word {
-        "dns" => Workload::Dns {
+        "ipv6" => Workload::Ipv6,
+        "dns" | "dns6" => Workload::Dns {
             name: name(words.next("a name")?)?,
-            resolver: words.rest("a resolver's IPv4 address")?,
+            family: match word {
+                "dns" => Family::Ipv4,
+                _ => Family::Ipv6,
+            },
+            resolver: words.rest("a resolver's address")?,
         },
         "ping" => Workload::Ping {
             host: host(words.next("an address")?)?,
@@ -232,7 +238,7 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         }),
         "selftest" => Workload::SelfTest,
         _ => {
-            let known = "dns, ping, crr, rr, stream, flood, serve, wait, fill, disk, vsock, balloon, \
+            let known = "ipv6, dns, dns6, ping, crr, rr, stream, flood, serve, wait, fill, disk, vsock, balloon, \
                  selftest, address";
             return Err(alloc::format!("`{word}` is no workload; there are {known}"));
         }
@@ -247,7 +253,9 @@ fn served_ports_limits() -> String {
 fn server(words: &mut Words<'_>) -> Result<Server, String> {
     let word = words.next("HOST:PORT")?;
     let read = word
-        .split_once(':')
+        .rsplit_once(':')
+        // An IPv6 address has brackets before its port.
+        .filter(|(host, _)| host.starts_with('[') || !host.contains(':'))
         .map(|(host, port)| (host, port.parse::<u16>()));
     match read {
         Some((name, Ok(port))) if port != 0 => Ok(Server {
@@ -258,10 +266,20 @@ fn server(words: &mut Words<'_>) -> Result<Server, String> {
     }
 }
 
+/// Parses an address, a name, or either in brackets, which is by IPv6.
 fn host(word: &str) -> Result<Host, String> {
-    match word.parse() {
-        Ok(address) => Ok(Host::Address(address)),
-        Err(_) => name(word).map(Host::Name),
+    let in_brackets = word
+        .strip_prefix('[')
+        .and_then(|word| word.strip_suffix(']'));
+    match in_brackets {
+        Some(inner) => match inner.parse::<Ipv6Addr>() {
+            Ok(address) => Ok(Host::Address(address.into())),
+            Err(_) => name(inner).map(|name| Host::Name(name, Family::Ipv6)),
+        },
+        None => match word.parse::<IpAddr>() {
+            Ok(address) => Ok(Host::Address(address)),
+            Err(_) => name(word).map(|name| Host::Name(name, Family::Ipv4)),
+        },
     }
 }
 
@@ -277,9 +295,7 @@ fn name(word: &str) -> Result<String, String> {
     if name.len() <= 253 && name.split('.').all(label) {
         Ok(name.into())
     } else {
-        Err(alloc::format!(
-            "`{word}` is neither an IPv4 address nor a name"
-        ))
+        Err(alloc::format!("`{word}` is neither an address nor a name"))
     }
 }
 

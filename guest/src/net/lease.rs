@@ -1,5 +1,5 @@
 //! The guest's network configuration: a DHCP lease (RFC 2131), or the command line's static
-//! address.
+//! address; and beside it what a router advertises by IPv6.
 
 use alloc::{boxed::Box, vec, vec::Vec};
 use core::net::Ipv4Addr;
@@ -10,7 +10,10 @@ use smoltcp::{
     wire::DhcpPacket,
 };
 
-use super::stack::{Stack, Turn};
+use super::{
+    ipv6::Ipv6Lease,
+    stack::{Stack, Turn},
+};
 use crate::{
     command::StaticAddress,
     platform::{Nic, Platform},
@@ -31,6 +34,8 @@ pub struct Lease {
     pub mtu: Option<u16>,
     /// DHCP server that gave the lease; `None` for a static address.
     pub server: Option<Ipv4Addr>,
+    /// Address and router by IPv6; `None` until a workload needs them.
+    pub ipv6: Option<Ipv6Lease>,
 }
 
 impl From<StaticAddress> for Lease {
@@ -42,6 +47,7 @@ impl From<StaticAddress> for Lease {
             dns: given.dns.into_iter().collect(),
             mtu: None,
             server: None,
+            ipv6: None,
         }
     }
 }
@@ -78,6 +84,7 @@ pub fn acquire<P: Platform, N: Nic>(
                 dns: config.dns_servers.iter().copied().collect(),
                 mtu: config.packet.as_ref().and_then(mtu),
                 server: Some(config.server.identifier),
+                ipv6: None,
             }));
         }
         match stack.now_ns() {

@@ -18,6 +18,7 @@ use smoltcp::{
 };
 
 use super::{
+    ipv6,
     lease::Lease,
     ports::Ports,
     run_clock::{LONGEST_SLEEP_NS, RunClock},
@@ -89,9 +90,10 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
         }
     }
 
-    /// Applies the address, routes and MTU of a lease.
+    /// Applies the addresses, routes and MTU of a lease.
     pub fn configure(&mut self, lease: &Lease) {
-        if let Some(mtu) = lease.mtu {
+        let mtus = [lease.mtu, lease.ipv6.and_then(|ipv6| ipv6.mtu)];
+        if let Some(mtu) = mtus.into_iter().flatten().min() {
             self.device.limit_mtu(mtu);
         }
         let now = self.tick();
@@ -104,11 +106,20 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             let routes = self.interface.routes_mut();
             let _ = routes.add_default_ipv4_route(router);
         }
+        if let Some(ipv6) = lease.ipv6 {
+            let link_local = ipv6::link_local(self.device.nic.mac());
+            self.interface.update_ip_addrs(|addresses| {
+                // There is room for three.
+                let _ = addresses.push(IpCidr::new(link_local.into(), 64));
+                let _ = addresses.push(IpCidr::new(ipv6.address.into(), ipv6.prefix));
+            });
+            let routes = self.interface.routes_mut();
+            let _ = routes.add_default_ipv6_route(ipv6.router);
+        }
     }
 
-    /// Sends ARP requests for the router and the resolvers, on behalf of all CPUs: answers go to
-    /// each of them. smoltcp by itself sends one only when a packet waits, and for one neighbour a
-    /// second.
+    /// Asks for the MAC addresses of the routers and the resolvers, on behalf of all CPUs: answers go
+    /// to each of them. smoltcp by itself asks only when a packet waits, and for one neighbour a second.
     pub fn ask_neighbors(&mut self, lease: &Lease) {
         let own = Ipv4Cidr::new(lease.address, lease.prefix);
         let on_link = lease.router.iter().chain(&lease.dns);
@@ -136,6 +147,9 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
             });
         }
         self.device.nic.flush();
+        if let Some(ipv6) = &lease.ipv6 {
+            ipv6::announce(self, ipv6);
+        }
     }
 
     /// Returns the largest size of an IP packet, bytes.
@@ -266,7 +280,7 @@ impl<'s, P: Platform, N: Nic> Stack<'s, P, N> {
     }
 
     /// Returns the time, and updates the clock of TCP timestamps.
-    fn tick(&self) -> Instant {
+    pub(super) fn tick(&self) -> Instant {
         let now_ns = self.now_ns();
         let now_ms = (now_ns / 1_000_000) as u32;
         if now_ms > TIMESTAMP_MS.load(Ordering::Relaxed) {

@@ -132,6 +132,7 @@ fn a_cpu_whose_queue_is_full_sleeps_though_others_pass_it_frames() {
         dns: Vec::new(),
         mtu: None,
         server: None,
+        ipv6: None,
     });
     let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 4], vec![0; 400]);
     let mut socket = udp::Socket::new(buffer(), buffer());

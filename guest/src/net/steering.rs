@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 use core::{
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -13,6 +13,7 @@ use smoltcp::{
 
 use super::{
     inbox::{Inbox, InboxCounters},
+    ipv6::{Ipv6Lease, advertised},
     ports,
     run_clock::Stops,
 };
@@ -79,10 +80,10 @@ impl Lanes {
     }
 }
 
-/// ICMP error about a packet that this CPU sent (RFC 792).
+/// ICMP error about a packet that this CPU sent (RFC 792, RFC 4443).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpError {
-    /// ICMP type: 3 is Destination Unreachable.
+    /// ICMP type: 3 is Destination Unreachable, and 1 by IPv6.
     pub kind: u8,
     /// ICMP code of the error.
     pub code: u8,
@@ -91,7 +92,14 @@ pub struct IcmpError {
     /// Local port of the packet.
     pub port: u16,
     /// Destination of the packet.
-    pub remote: SocketAddrV4,
+    pub remote: SocketAddr,
+}
+
+impl IcmpError {
+    /// Returns whether it says that the destination can't be reached.
+    pub fn is_unreachable(&self) -> bool {
+        self.kind == if self.remote.is_ipv4() { 3 } else { 1 }
+    }
 }
 
 /// Largest number of ICMP errors that are kept until they are taken.
@@ -110,6 +118,7 @@ pub struct Steered<'s, P, N> {
     passed: Vec<u8>,
     held: bool,
     errors: Vec<IcmpError>,
+    ipv6: Option<Ipv6Lease>,
     /// True after the transmit queue was full.
     full: bool,
 }
@@ -126,6 +135,7 @@ impl<'s, P: Platform, N: Nic> Steered<'s, P, N> {
             passed: Vec::new(),
             held: false,
             errors: Vec::with_capacity(ERRORS_KEPT),
+            ipv6: None,
             full: false,
         }
     }
@@ -138,6 +148,11 @@ impl<'s, P: Platform, N: Nic> Steered<'s, P, N> {
     /// Takes the ICMP errors since the last call.
     pub fn take_errors(&mut self) -> impl Iterator<Item = IcmpError> + '_ {
         self.errors.drain(..)
+    }
+
+    /// Returns what the first router that advertised a prefix to this CPU gives the guest.
+    pub fn ipv6(&self) -> Option<&Ipv6Lease> {
+        self.ipv6.as_ref()
     }
 
     /// Returns whether the transmit queue was full for a frame since the last call.
@@ -162,6 +177,8 @@ impl<'s, P: Platform, N: Nic> Device for Steered<'s, P, N> {
             platform: self.platform,
             lanes: self.lanes,
             errors: &mut self.errors,
+            mac: self.nic.mac(),
+            ipv6: &mut self.ipv6,
         };
         if self.held || self.lanes.lanes[self.cpu].inbox.take(&mut self.passed) {
             let tx = self.nic.transmit(now);
@@ -200,7 +217,7 @@ pub enum SteeredRx<'a, P, R> {
     Passed {
         /// Bytes of the frame.
         frame: &'a [u8],
-        /// Context for recording ICMP errors.
+        /// Context for recording ICMP errors and advertisements.
         route: Route<'a, P>,
     },
 }
@@ -234,6 +251,8 @@ pub struct Route<'a, P> {
     platform: &'a P,
     lanes: &'a Lanes,
     errors: &'a mut Vec<IcmpError>,
+    mac: [u8; 6],
+    ipv6: &'a mut Option<Ipv6Lease>,
 }
 
 impl<P: Platform> Route<'_, P> {
@@ -259,8 +278,11 @@ impl<P: Platform> Route<'_, P> {
         }
     }
 
-    /// Records the frame if it is an ICMP error.
+    /// Records the frame if it is an ICMP error, or the first advertisement of a prefix.
     fn note(&mut self, frame: &[u8]) {
+        if self.ipv6.is_none() {
+            *self.ipv6 = advertised(frame, self.mac);
+        }
         if self.errors.len() < ERRORS_KEPT
             && let Some(error) = icmp_error(frame)
         {
@@ -280,19 +302,27 @@ enum Whose {
 }
 
 const ETHERNET: usize = 14;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xDD];
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
+const PROTOCOL_ICMPV6: u8 = 58;
 
 /// Returns the CPU of a frame, by ARP operation, destination port, or the source port of the packet
 /// that an ICMP error is about. Any CPU may keep a frame without these, or one that is truncated.
 /// Fragments go to CPU 0: only the first has a port.
+///
+/// By IPv6, a neighbour's advertisement is what the answer to an ARP request is. CPU 0 has all other
+/// messages, and what has extension headers: it is the first that has an address.
 fn whose(frame: &[u8], cpus: usize) -> Whose {
-    match frame.get(12..14) {
-        Some([0x08, 0x06]) if frame.get(20..22) == Some(&[0, 2]) => Whose::Everyones,
-        Some([0x08, 0x00]) => ip_owner(&frame[ETHERNET..], cpus).map_or(Whose::Anyones, Whose::Of),
-        _ => Whose::Anyones,
-    }
+    let owner = match frame.get(12..14) {
+        Some([0x08, 0x06]) if frame.get(20..22) == Some(&[0, 2]) => Some(Whose::Everyones),
+        Some(kind) if kind == IPV4 => ip_owner(&frame[ETHERNET..], cpus).map(Whose::Of),
+        Some(kind) if kind == IPV6 => ipv6_owner(&frame[ETHERNET..], cpus),
+        _ => None,
+    };
+    owner.unwrap_or(Whose::Anyones)
 }
 
 fn ip_owner(packet: &[u8], cpus: usize) -> Option<usize> {
@@ -310,24 +340,51 @@ fn ip_owner(packet: &[u8], cpus: usize) -> Option<usize> {
     }
 }
 
+fn ipv6_owner(packet: &[u8], cpus: usize) -> Option<Whose> {
+    const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+    let (next_header, payload) = ipv6(packet)?;
+    let port = match next_header {
+        PROTOCOL_TCP | PROTOCOL_UDP => port(payload, 2)?,
+        PROTOCOL_ICMPV6 => match *payload.first()? {
+            1..=4 => port(ipv6(payload.get(8..)?)?.1, 0)?,
+            NEIGHBOR_ADVERTISEMENT => return Some(Whose::Everyones),
+            _ => return Some(Whose::Of(0)),
+        },
+        _ => return Some(Whose::Of(0)),
+    };
+    Some(Whose::Of(ports::owner(port, cpus)))
+}
+
 fn icmp_error(frame: &[u8]) -> Option<IcmpError> {
-    if frame.get(12..14)? != [0x08, 0x00] {
-        return None;
-    }
-    let (protocol, icmp) = ipv4(&frame[ETHERNET..])?;
+    let is_ipv4 = match <[u8; 2]>::try_from(frame.get(12..14)?).ok()? {
+        IPV4 => true,
+        IPV6 => false,
+        _ => return None,
+    };
+    let split = if is_ipv4 { ipv4 } else { ipv6 };
+    let (protocol, icmp) = split(&frame[ETHERNET..])?;
     let (kind, code) = (*icmp.first()?, *icmp.get(1)?);
-    if protocol != PROTOCOL_ICMP || !matches!(kind, 3 | 11 | 12) {
+    let is_error = match is_ipv4 {
+        true => protocol == PROTOCOL_ICMP && matches!(kind, 3 | 11 | 12),
+        false => protocol == PROTOCOL_ICMPV6 && matches!(kind, 1..=4),
+    };
+    if !is_error {
         return None;
     }
     let about = icmp.get(8..)?;
-    let (protocol, payload) = ipv4(about)?;
-    let remote = Ipv4Addr::new(about[16], about[17], about[18], about[19]);
+    let (protocol, payload) = split(about)?;
+    let remote = match is_ipv4 {
+        true => IpAddr::from(Ipv4Addr::new(about[16], about[17], about[18], about[19])),
+        false => IpAddr::from(Ipv6Addr::from(
+            <[u8; 16]>::try_from(about.get(24..40)?).ok()?,
+        )),
+    };
     Some(IcmpError {
         kind,
         code,
         protocol,
         port: port(payload, 0)?,
-        remote: SocketAddrV4::new(remote, port(payload, 2)?),
+        remote: SocketAddr::new(remote, port(payload, 2)?),
     })
 }
 
@@ -338,6 +395,15 @@ fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
         return None;
     }
     Some((*packet.get(9)?, packet.get(header_len..)?))
+}
+
+/// Returns the first next header and what follows the header of an IPv6 packet, which may be
+/// truncated there.
+fn ipv6(packet: &[u8]) -> Option<(u8, &[u8])> {
+    if packet.first()? >> 4 != 6 {
+        return None;
+    }
+    Some((*packet.get(6)?, packet.get(40..)?))
 }
 
 fn port(transport: &[u8], at: usize) -> Option<u16> {

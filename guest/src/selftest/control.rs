@@ -16,7 +16,7 @@ use crate::{
             Card, Pair, Vectors, WANTED, command,
             feature::{
                 CSUM, CTRL_GUEST_OFFLOADS, CTRL_MAC_ADDR, CTRL_RX, CTRL_VLAN, CTRL_VQ, GUEST_CSUM,
-                GUEST_TSO4, MAC, MQ,
+                GUEST_TSO4, GUEST_TSO6, MAC, MQ,
             },
         },
         ring::feature::INDIRECT_DESC,
@@ -98,7 +98,6 @@ pub(super) fn offloads<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
         rig.command(command::GUEST_OFFLOADS, &offloads.to_le_bytes())?;
         rig.ask(|_| [0; HEADER])?;
     }
-    const GUEST_TSO6: u64 = 1 << 8;
     let more = rig.command(
         command::GUEST_OFFLOADS,
         &(GUEST_CSUM | GUEST_TSO6).to_le_bytes(),

@@ -1,7 +1,7 @@
 //! TCP connections: opening, failures, and closing in the background.
 
 use alloc::{collections::VecDeque, vec::Vec};
-use core::net::SocketAddrV4;
+use core::net::SocketAddr;
 
 use smoltcp::{iface::SocketHandle, socket::tcp::State};
 
@@ -90,7 +90,7 @@ impl Pool {
     pub fn open<P: Platform, N: Nic>(
         &mut self,
         stack: &mut Stack<'_, P, N>,
-        server: SocketAddrV4,
+        server: SocketAddr,
     ) -> Result<Connection, Wait> {
         let handle = *self.free.front().ok_or(Wait::ForSocket)?;
         let now_ns = stack.now_ns();
@@ -100,10 +100,9 @@ impl Pool {
             .sockets
             .get_mut::<smoltcp::socket::tcp::Socket>(handle);
         socket.set_tsval_generator(Some(timestamp_ms));
-        let remote = (*server.ip(), server.port());
-        // The call fails only for port 0 and the address 0.0.0.0. The socket stays closed then, and
+        // The call fails only for port 0 and the addresses 0.0.0.0 and ::. The socket stays closed then, and
         // the connection counts as refused.
-        let _ = socket.connect(stack.interface.context(), remote, port);
+        let _ = socket.connect(stack.interface.context(), server, port);
         Ok(Connection {
             handle,
             port,
@@ -227,13 +226,12 @@ impl Connection {
 /// Marks the opening connections that received ICMP errors.
 pub fn note_errors<'c, P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
-    server: SocketAddrV4,
+    server: SocketAddr,
     connections: impl IntoIterator<Item = &'c mut Connection>,
 ) {
     const TCP: u8 = 6;
-    const UNREACHABLE: u8 = 3;
     let ours = |error: &IcmpError| {
-        error.protocol == TCP && error.kind == UNREACHABLE && error.remote == server
+        error.protocol == TCP && error.is_unreachable() && error.remote == server
     };
     let errors = stack.device.take_errors().filter(ours);
     // Without an error there is no allocation.

@@ -1,7 +1,7 @@
-//! `dns`: looks up an A record by UDP (RFC 1035).
+//! `dns`, `dns6`: looks up A or AAAA records by UDP (RFC 1035, RFC 3596).
 
 use alloc::{vec, vec::Vec};
-use core::net::Ipv4Addr;
+use core::net::IpAddr;
 
 use smoltcp::wire::{DnsOpcode, DnsQuestion};
 use smoltcp::{
@@ -11,6 +11,7 @@ use smoltcp::{
 };
 
 use crate::{
+    command::Family,
     net::{Stack, Turn},
     platform::{Nic, Platform},
 };
@@ -23,8 +24,8 @@ const PORT: u16 = 53;
 /// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Addresses of the A records.
-    pub addresses: Vec<Ipv4Addr>,
+    /// Addresses of the records.
+    pub addresses: Vec<IpAddr>,
     /// Time from the first question to the answer, ns.
     pub ttfb_ns: u64,
     /// Number of questions sent.
@@ -42,8 +43,8 @@ pub enum DnsError {
     TimedOut,
     /// The response code is not NOERROR: 2 is SERVFAIL, 3 NXDOMAIN, 5 REFUSED.
     Code(u8),
-    /// The answer has no A record.
-    NoRecord,
+    /// The answer has no record of this family.
+    NoRecord(Family),
     /// The answer is truncated (TC bit); the question would have to be sent by TCP.
     Truncated,
 }
@@ -58,7 +59,8 @@ impl core::fmt::Display for DnsError {
             DnsError::Code(3) => f.write_str("NXDOMAIN"),
             DnsError::Code(5) => f.write_str("REFUSED"),
             DnsError::Code(code) => write!(f, "response code {code}"),
-            DnsError::NoRecord => f.write_str("no A record"),
+            DnsError::NoRecord(Family::Ipv4) => f.write_str("no A record"),
+            DnsError::NoRecord(Family::Ipv6) => f.write_str("no AAAA record"),
             DnsError::Truncated => f.write_str("a truncated answer"),
         }
     }
@@ -66,16 +68,17 @@ impl core::fmt::Display for DnsError {
 
 impl core::error::Error for DnsError {}
 
-/// Asks the first resolver for a name of valid labels.
+/// Asks a resolver for the addresses of a name of valid labels.
 ///
 /// # Errors
 /// There is no resolver or no port, or the answer has no address.
 pub(crate) fn resolve<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
-    resolvers: &[Ipv4Addr],
+    resolver: Option<IpAddr>,
     name: &str,
+    family: Family,
 ) -> Result<Answer, DnsError> {
-    let resolver = *resolvers.first().ok_or(DnsError::NoResolver)?;
+    let resolver = resolver.ok_or(DnsError::NoResolver)?;
     let now_ns = stack.now_ns();
     let port = stack.ports.take(now_ns).ok_or(DnsError::NoPort)?;
     let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 4], vec![0; 4096]);
@@ -83,7 +86,7 @@ pub(crate) fn resolve<P: Platform, N: Nic>(
     // It is not bound yet, and the port is not 0.
     let _ = socket.bind(port);
     let handle = stack.sockets.add(socket);
-    let answer = ask(stack, handle, resolver, name);
+    let answer = ask(stack, handle, resolver, (name, family));
     stack.sockets.remove(handle);
     stack.ports.give_back(port, 0);
     answer
@@ -92,13 +95,13 @@ pub(crate) fn resolve<P: Platform, N: Nic>(
 fn ask<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
     handle: SocketHandle,
-    resolver: Ipv4Addr,
-    name: &str,
+    resolver: IpAddr,
+    (name, family): (&str, Family),
 ) -> Result<Answer, DnsError> {
     let mut id = [0; 2];
     stack.platform.random(&mut id);
     let id = u16::from_le_bytes(id);
-    let question = question(id, name);
+    let question = question(id, name, family);
     let started_ns = stack.now_ns();
     let mut questions = 0;
     stack.drive(|stack| {
@@ -108,7 +111,7 @@ fn ask<P: Platform, N: Nic>(
             if from.endpoint != (resolver, PORT).into() {
                 continue;
             }
-            if let Some(read) = read(data, id) {
+            if let Some(read) = read(data, id, family) {
                 return Turn::Done(read.map(|addresses| Answer {
                     addresses,
                     ttfb_ns: now_ns - started_ns,
@@ -130,7 +133,7 @@ fn ask<P: Platform, N: Nic>(
     })
 }
 
-fn question(id: u16, name: &str) -> Vec<u8> {
+fn question(id: u16, name: &str, family: Family) -> Vec<u8> {
     let mut encoded = Vec::with_capacity(name.len() + 2);
     for label in name.split('.') {
         // A label has at most 63 bytes.
@@ -144,7 +147,10 @@ fn question(id: u16, name: &str) -> Vec<u8> {
         opcode: DnsOpcode::Query,
         question: DnsQuestion {
             name: &encoded,
-            type_: DnsQueryType::A,
+            type_: match family {
+                Family::Ipv4 => DnsQueryType::A,
+                Family::Ipv6 => DnsQueryType::Aaaa,
+            },
         },
     };
     let mut message = vec![0; repr.buffer_len()];
@@ -152,9 +158,9 @@ fn question(id: u16, name: &str) -> Vec<u8> {
     message
 }
 
-/// Returns the A records of an answer to question `id`; `None` if it is no such answer. The
-/// resolver follows CNAMEs, so every A record in the answer is one for the name.
-fn read(data: &[u8], id: u16) -> Option<Result<Vec<Ipv4Addr>, DnsError>> {
+/// Returns the addresses of an answer to question `id`; `None` if it is no such answer. The resolver
+/// follows CNAMEs, so every record of the family in the answer is one for the name.
+fn read(data: &[u8], id: u16, family: Family) -> Option<Result<Vec<IpAddr>, DnsError>> {
     let packet = DnsPacket::new_checked(data).ok()?;
     if packet.transaction_id() != id || !packet.flags().contains(DnsFlags::RESPONSE) {
         return None;
@@ -170,8 +176,10 @@ fn read(data: &[u8], id: u16) -> Option<Result<Vec<Ipv4Addr>, DnsError>> {
     for _ in 0..packet.answer_record_count() {
         let (rest, record) = DnsRecord::parse(left).ok()?;
         left = rest;
-        if let DnsRecordData::A(address) = record.data {
-            addresses.push(address);
+        match (record.data, family) {
+            (DnsRecordData::A(address), Family::Ipv4) => addresses.push(address.into()),
+            (DnsRecordData::Aaaa(address), Family::Ipv6) => addresses.push(address.into()),
+            _ => {}
         }
     }
     Some(
@@ -181,7 +189,7 @@ fn read(data: &[u8], id: u16) -> Option<Result<Vec<Ipv4Addr>, DnsError>> {
         ) {
             (false, _) => Ok(addresses),
             (true, true) => Err(DnsError::Truncated),
-            (true, false) => Err(DnsError::NoRecord),
+            (true, false) => Err(DnsError::NoRecord(family)),
         },
     )
 }

@@ -12,25 +12,43 @@ use crate::{
     platform::{Nic, Platform},
 };
 
-/// Length of Ethernet, IPv4 and UDP headers, bytes.
-const HEADERS: usize = 14 + 20 + 8;
+/// Length of the Ethernet header, bytes.
+const ETHERNET: usize = 14;
+/// Length of the number at the start of each datagram, bytes.
+const NUMBER: usize = 8;
 /// Capacity of a socket's queue, frames.
 const QUEUE_FRAMES: usize = 128;
 /// Number of frames drawn from the remaining work at a time.
 const DRAW: u64 = 64;
 
-pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>) -> Outcome {
+/// Returns the length of the IP and UDP headers of a flood, bytes.
+fn headers(plan: &Plan) -> usize {
+    let ip = if plan.server.is_ipv4() { 20 } else { 40 };
+    ip + 8
+}
+
+/// Returns the length of a frame, bytes with the Ethernet header. By IPv6 the smallest is longer.
+pub(super) fn frame_bytes(plan: &Plan) -> u32 {
     let Workload::Flood { frame_bytes, .. } = plan.workload else {
-        return Outcome::default();
+        return 0;
     };
+    frame_bytes.max((ETHERNET + headers(plan) + NUMBER) as u32)
+}
+
+pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>) -> Outcome {
     let mut outcome = Outcome::default();
-    let payload_bytes = frame_bytes as usize - HEADERS;
-    let segment_bytes = stack.mtu() - 28;
+    let payload_bytes = frame_bytes(plan) as usize - ETHERNET - headers(plan);
+    let segment_bytes = stack.mtu() - headers(plan);
     let share = plan.share(stack.cpu);
-    if payload_bytes > segment_bytes && !stack.device.nic.can_segment_udp() {
+    // smoltcp drops an IPv6 packet that is larger than the MTU, also one to be cut.
+    let can_cut = plan.server.is_ipv4() && stack.device.nic.can_segment_udp();
+    if payload_bytes > segment_bytes && !can_cut {
         if stack.cpu == 0 {
             outcome.fail_many(Failure::Unable, plan.draw(u64::MAX));
-            outcome.note = Some("the device can't cut UDP frames (USO)".into());
+            outcome.note = Some(match plan.server.is_ipv4() {
+                true => "the device can't cut UDP frames (USO)".into(),
+                false => "the stack can't have IPv6 frames cut".into(),
+            });
         }
         return outcome;
     }
@@ -39,7 +57,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
         meta.segmentation_offload_size = NonZeroU16::new(segment_bytes as u16);
     }
     let to = udp::UdpMetadata {
-        endpoint: (*plan.server.ip(), plan.server.port()).into(),
+        endpoint: plan.server.into(),
         local_address: None,
         meta,
     };
@@ -67,7 +85,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                 let Ok(payload) = socket.send(payload_bytes, to) else {
                     break;
                 };
-                payload[..8].copy_from_slice(&number.to_be_bytes());
+                payload[..NUMBER].copy_from_slice(&number.to_be_bytes());
                 number += 1;
                 drawn -= 1;
                 outcome.done += 1;

@@ -1,11 +1,12 @@
-//! `ping`: ICMP echo (RFC 792), one request after the other.
+//! `ping`: ICMP echo (RFC 792, RFC 4443), one request after the other.
 
 use alloc::vec;
-use core::net::Ipv4Addr;
+use core::net::{IpAddr, Ipv6Addr};
 
 use smoltcp::{
+    phy::ChecksumCapabilities,
     socket::icmp,
-    wire::{IcmpRepr, Icmpv4Packet, Icmpv4Repr},
+    wire::{Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr},
 };
 
 use crate::{
@@ -30,7 +31,7 @@ pub struct Pinged {
 /// Sends requests from CPU 0, to which echo replies are steered.
 pub(crate) fn ping<P: Platform, N: Nic>(
     stack: &mut Stack<'_, P, N>,
-    to: Ipv4Addr,
+    to: IpAddr,
     count: u32,
 ) -> Pinged {
     let buffer = || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY; 4], vec![0; 1024]);
@@ -49,7 +50,7 @@ pub(crate) fn ping<P: Platform, N: Nic>(
         let took_ns = stack.drive(|stack| {
             let socket = stack.sockets.get_mut::<icmp::Socket>(handle);
             while let Ok((packet, _)) = socket.recv() {
-                if is_answer(packet, ident, seq_no) {
+                if is_answer(packet, to, ident, seq_no) {
                     return Turn::Done(Some(stack.now_ns() - sent_ns));
                 }
             }
@@ -67,29 +68,58 @@ pub(crate) fn ping<P: Platform, N: Nic>(
     pinged
 }
 
-fn send(socket: &mut icmp::Socket<'_>, to: Ipv4Addr, ident: u16, seq_no: u16) {
-    let request = Icmpv4Repr::EchoRequest {
-        ident,
-        seq_no,
-        data: &DATA,
-    };
-    // The request before was answered or given up: there is room.
-    if let Ok(room) = socket.send(request.buffer_len(), to.into()) {
-        let mut packet = Icmpv4Packet::new_unchecked(room);
-        request.emit(&mut packet, &Default::default());
+fn send(socket: &mut icmp::Socket<'_>, to: IpAddr, ident: u16, seq_no: u16) {
+    let data = &DATA;
+    // The request before was answered or given up: there is room. The stack completes the sums.
+    match to {
+        IpAddr::V4(_) => {
+            let request = Icmpv4Repr::EchoRequest {
+                ident,
+                seq_no,
+                data,
+            };
+            if let Ok(room) = socket.send(request.buffer_len(), to.into()) {
+                let mut packet = Icmpv4Packet::new_unchecked(room);
+                request.emit(&mut packet, &ChecksumCapabilities::default());
+            }
+        }
+        IpAddr::V6(to) => {
+            let request = Icmpv6Repr::EchoRequest {
+                ident,
+                seq_no,
+                data,
+            };
+            if let Ok(room) = socket.send(request.buffer_len(), to.into()) {
+                let mut packet = Icmpv6Packet::new_unchecked(room);
+                let sums = ChecksumCapabilities::ignored();
+                request.emit(&Ipv6Addr::UNSPECIFIED, &to, &mut packet, &sums);
+            }
+        }
     }
 }
 
-fn is_answer(packet: &[u8], ident: u16, seq_no: u16) -> bool {
-    let Ok(packet) = Icmpv4Packet::new_checked(packet) else {
-        return false;
-    };
-    // The stack has checked the sum.
-    let read = Icmpv4Repr::parse(&packet, &smoltcp::phy::ChecksumCapabilities::ignored());
-    let due = Icmpv4Repr::EchoReply {
-        ident,
-        seq_no,
-        data: &DATA,
-    };
-    matches!(read.map(IcmpRepr::Ipv4), Ok(IcmpRepr::Ipv4(read)) if read == due)
+fn is_answer(packet: &[u8], from: IpAddr, ident: u16, seq_no: u16) -> bool {
+    let data = &DATA;
+    // The stack has checked the sums.
+    let sums = ChecksumCapabilities::ignored();
+    match from {
+        IpAddr::V4(_) => {
+            let due = Icmpv4Repr::EchoReply {
+                ident,
+                seq_no,
+                data,
+            };
+            let packet = Icmpv4Packet::new_checked(packet);
+            packet.is_ok_and(|packet| Icmpv4Repr::parse(&packet, &sums) == Ok(due))
+        }
+        IpAddr::V6(from) => {
+            let due = Icmpv6Repr::EchoReply {
+                ident,
+                seq_no,
+                data,
+            };
+            let packet = Icmpv6Packet::new_checked(packet);
+            packet.is_ok_and(|packet| Icmpv6Repr::parse(&from, &from, &packet, &sums) == Ok(due))
+        }
+    }
 }

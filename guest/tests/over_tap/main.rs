@@ -2,39 +2,62 @@
 
 mod dhcp_server;
 mod machine;
+mod router;
 
 use std::{
     collections::HashMap,
     io::{Read, Write},
-    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream, UdpSocket},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use slipgate_guest::pattern::Pattern;
 use slipgate_testbed::{
-    NetNs, require_root_and_tun,
+    NetNs,
+    dns_wire::Record,
+    require_root_and_tun,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
+    world_ipv6,
 };
 
 use dhcp_server::{DhcpServer, Offer};
 use machine::{Config, Faults, Ran, Tap, run_over};
+use router::Router;
 
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 15);
+const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0, 0, 1);
+/// Of the host's prefix and the guest's MAC address.
+const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd99, 0, 0, 0, 0, 0xff, 0xfe00, 15);
+/// All addresses of both families.
+const ANY: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 const TAP: &str = "tap0";
 const NAME: &str = "www.example.test";
 /// Command for a static address, for guests without DHCP.
 const ADDRESS: &str = "address 10.99.0.15/24 10.99.0.1 10.99.0.1;";
 
-/// Host with a TAP and all servers.
+/// Host with a TAP and all servers, reached by both families.
 struct Stage {
     ns: NetNs,
     tap: Tap,
-    close: TcpServer,
-    echo: TcpServer,
-    sink: UdpServer,
-    _servers: (DnsServer, HttpServer, Vec<TcpServer>),
+    close: TcpServer<Ipv6Addr>,
+    echo: TcpServer<Ipv6Addr>,
+    sink: UdpServer<Ipv6Addr>,
+    _servers: (DnsServer, HttpServer, Vec<TcpServer<Ipv6Addr>>),
+}
+
+/// Returns workloads by IPv4, and the same by IPv6.
+fn by_both(line: &str) -> [String; 2] {
+    let changes = [
+        ("dns ", "dns6 "),
+        ("www.example.test:", "[www.example.test]:"),
+        ("10.99.0.1", "[fd99::1]"),
+        ("10.98.0.1", "[fd98::1]"),
+        ("10.97.0.1", "[fd97::1]"),
+    ];
+    let change = |line: String, (from, to)| line.replace(from, to);
+    [line.into(), changes.into_iter().fold(line.into(), change)]
 }
 
 impl Stage {
@@ -42,19 +65,25 @@ impl Stage {
         let ns = NetNs::new("host").unwrap();
         let tap = Tap::new(&ns, TAP, queues);
         ns.ip(&format!("addr add {HOST}/24 dev {TAP}")).unwrap();
+        let no_probes = format!("net.ipv6.conf.{TAP}.accept_dad");
+        ns.sysctl(&no_probes, "0").unwrap();
+        world_ipv6::enable(&ns, &[TAP]).unwrap();
+        world_ipv6::add_address(&ns, HOST6, 64, TAP).unwrap();
+        let hosts = [IpAddr::from(HOST), HOST6.into()];
+        let records = hosts.map(|host| Record::of_address(host, 60));
         let zone = Zone::from([
-            (NAME.to_owned(), Answer::a(HOST, 60)),
+            (NAME.to_owned(), Answer::records(records.into())),
             ("broken.test".to_owned(), Answer::code(2)),
         ]);
         let pages = HashMap::from([("/".to_owned(), vec![b'x'; 20_000])]);
-        let tcp = |port, service| TcpServer::start(&ns, (HOST, port), service).unwrap();
+        let tcp = |port, service| TcpServer::start(&ns, (ANY, port), service).unwrap();
         Stage {
             close: tcp(7001, TcpService::Close),
             echo: tcp(7, TcpService::Echo),
-            sink: UdpServer::start(&ns, (HOST, 9), UdpService::Sink).unwrap(),
+            sink: UdpServer::start(&ns, (ANY, 9), UdpService::Sink).unwrap(),
             _servers: (
                 DnsServer::start(&ns, (HOST, 53), zone).unwrap(),
-                HttpServer::start(&ns, (HOST, 80), pages).unwrap(),
+                HttpServer::start(&ns, (ANY, 80), pages).unwrap(),
                 vec![
                     tcp(7000, TcpService::Streams),
                     tcp(7002, TcpService::Reset),
@@ -64,6 +93,11 @@ impl Stage {
             ns,
             tap,
         }
+    }
+
+    /// Lets the host advertise its prefix.
+    fn advertise(&self, mtu: Option<u32>) -> Router {
+        Router::start(&self.ns, TAP, HOST6, mtu)
     }
 
     fn run(&self, command_line: &str, config: Config) -> Ran {
@@ -95,23 +129,48 @@ fn every_workload_on_two_cpus_by_a_lease() {
         mtu: Some(1400),
     };
     let _dhcp = DhcpServer::start(&stage.ns, TAP, offer);
-    let line = "dns www.example.test; ping 10.99.0.1 3; crr www.example.test:7001 500 x4;\
+    let _router = stage.advertise(None);
+    let lines = by_both(
+        "dns www.example.test; ping 10.99.0.1 3; crr www.example.test:7001 500 x4;\
         crr 10.99.0.1:80 50 x2; crr 10.99.0.1:7 300 x2 echo; rr 10.99.0.1:7 300 x2;\
         stream 10.99.0.1:7000 3000000 up x2; stream 10.99.0.1:7000 3000001 down;\
-        flood 10.99.0.1:9 2000 64 x2; wait 10";
-    let ran = stage.run(line, Config::cpus(2));
-    assert_eq!(ran.status, 0);
+        flood 10.99.0.1:9 2000 64 x2; wait 10",
+    );
+    // By IPv6 a frame with a number is not smaller than 70 bytes.
+    let dues = [("dns", "10.99.0.1", 64), ("dns6", "fd99::1", 70)];
+    for (line, due) in lines.iter().zip(dues) {
+        let (closed, peers) = (stage.close.accepted(), stage.echo.peers().len());
+        let ran = stage.run(line, Config::cpus(2));
+        every_workload_was_done(&ran, due);
+        assert_eq!(stage.close.accepted() - closed, 500);
+        let peers = &stage.echo.peers()[peers..];
+        let mut ports: Vec<u16> = peers.iter().map(|peer| peer.port()).collect();
+        let count = ports.len();
+        ports.sort();
+        ports.dedup();
+        let what = "no port twice in TIME-WAIT";
+        assert_eq!((ports.len(), count), (302, 302), "{what}");
+    }
+}
 
+fn every_workload_was_done(ran: &Ran, (lookup, address, frame_bytes): (&str, &str, u32)) {
+    assert_eq!(ran.status, 0);
     assert_says(&ran.lines[0], json!({"boot": true, "cpus": 2, "pairs": 2}));
     let lease = json!({
         "address": "10.99.0.15/24", "router": "10.99.0.1", "dns": ["10.99.0.1"], "mtu": 1400,
         "mtu_by_dhcp": true,
     });
-    assert_says(only(&ran, "lease"), lease);
-    let dns = only(&ran, "dns");
-    assert_says(dns, json!({"addresses": ["10.99.0.1"], "questions": 1}));
+    assert_says(only(ran, "lease"), lease);
+    let by_ipv6 = ran.workload("ipv6");
+    if lookup == "dns6" {
+        let address = format!("{GUEST6}/64");
+        assert_says(by_ipv6[0], json!({"address": address, "mtu": 1400}));
+    }
+    assert_eq!(by_ipv6.len(), usize::from(lookup == "dns6"));
+    let dns = only(ran, lookup);
+    assert_says(dns, json!({"addresses": [address], "questions": 1}));
     assert!(dns["ttfb_us"].as_f64().unwrap() > 0.0);
-    assert_says(only(&ran, "ping"), json!({"n": 3, "lost": 0}));
+    assert_says(only(ran, "ping"), json!({"to": address, "n": 3, "lost": 0}));
     let connections = ran.workload("crr");
     let [close, get, echo] = connections[..] else {
         panic!("{connections:?}");
@@ -120,7 +179,6 @@ fn every_workload_on_two_cpus_by_a_lease() {
         close,
         json!({"exchange": "close", "done": 500, "failed": 0, "bytes": 0}),
     );
-    assert_eq!(stage.close.accepted(), 500);
     let page = 50
         * (20_000 + "HTTP/1.1 200 OK\r\nContent-Length: 20000\r\nConnection: close\r\n\r\n".len());
     assert_says(
@@ -131,12 +189,12 @@ fn every_workload_on_two_cpus_by_a_lease() {
         echo,
         json!({"exchange": "echo", "done": 300, "failed": 0, "bytes": 300 * 64}),
     );
-    for line in [close, get, echo, only(&ran, "rr")] {
+    for line in [close, get, echo, only(ran, "rr")] {
         let [p50, p99, max] = ["p50_us", "p99_us", "max_us"].map(|key| line[key].as_f64().unwrap());
         assert!(0.0 < p50 && p50 <= p99 && p99 <= max, "{line}");
     }
     assert_says(
-        only(&ran, "rr"),
+        only(ran, "rr"),
         json!({"done": 300, "failed": 0, "bytes": 300 * 64}),
     );
     let streams = ran.workload("stream");
@@ -152,8 +210,8 @@ fn every_workload_on_two_cpus_by_a_lease() {
         json!({"direction": "down", "done": 1, "failed": 0, "bytes": 3_000_001}),
     );
     assert_says(
-        only(&ran, "flood"),
-        json!({"done": 2000, "failed": 0, "frame_bytes": 64}),
+        only(ran, "flood"),
+        json!({"done": 2000, "failed": 0, "frame_bytes": frame_bytes}),
     );
     let last = ran.lines.last().unwrap();
     assert_says(last, json!({"end": true, "status": 0}));
@@ -170,16 +228,6 @@ fn every_workload_on_two_cpus_by_a_lease() {
     }
     assert_eq!(ran.pairs("passed_in_dropped"), 0);
     assert_eq!(ran.largest_sent, 1414, "the lease's MTU, and no more");
-
-    let mut ports: Vec<u16> = stage.echo.peers().iter().map(|peer| peer.port()).collect();
-    let count = ports.len();
-    ports.sort();
-    ports.dedup();
-    assert_eq!(
-        (ports.len(), count),
-        (302, 302),
-        "no port twice in TIME-WAIT"
-    );
 }
 
 #[test]
@@ -188,22 +236,27 @@ fn frames_on_the_wrong_queue_find_their_cpu() {
     let stage = Stage::new(3);
     // The data streamed to a CPU fits, all at once, where frames from other CPUs wait: Linux sends
     // a whole window in one go.
-    let line = "dns www.example.test; crr 10.99.0.1:7001 300 x3; rr 10.99.0.1:7 300 x3;\
+    let lines = by_both(
+        "dns www.example.test; crr 10.99.0.1:7001 300 x3; rr 10.99.0.1:7 300 x3;\
         stream 10.99.0.1:7000 400000 up x3; stream 10.99.0.1:7000 400000 down x3;\
-        ping 10.99.0.1 2";
+        ping 10.99.0.1 2",
+    );
+    let _router = stage.advertise(None);
     let mut config = Config::cpus(3);
     config.crossed = true;
-    let ran = stage.run(&format!("{ADDRESS}{line}"), config);
-    assert_eq!(ran.status, 0);
-    assert_says(only(&ran, "crr"), json!({"done": 300, "failed": 0}));
-    assert!(ran.pairs("passed_in") > 1000, "every unicast frame");
-    assert_eq!(ran.pairs("passed_in_dropped"), 0);
+    for line in lines {
+        let ran = stage.run(&format!("{ADDRESS}{line}"), config);
+        assert_eq!(ran.status, 0);
+        assert_says(only(&ran, "crr"), json!({"done": 300, "failed": 0}));
+        assert!(ran.pairs("passed_in") > 1000, "every unicast frame");
+        assert_eq!(ran.pairs("passed_in_dropped"), 0);
+    }
 }
 
 /// Starts a server that reads 64 bytes from each of `count` connections, sends this answer and
 /// closes.
 fn answer_with(ns: &NetNs, port: u16, answer: Vec<u8>, count: usize) {
-    let listener = ns.run(|| TcpListener::bind((HOST, port)).unwrap());
+    let listener = ns.run(|| TcpListener::bind((ANY, port)).unwrap());
     std::thread::spawn(move || {
         for mut stream in listener.incoming().take(count).flatten() {
             stream.read_exact(&mut [0; 64]).unwrap();
@@ -224,10 +277,20 @@ fn failures_are_told_apart() {
     let stage = Stage::new(2);
     stage.ns.sysctl("net.ipv4.ip_forward", "1").unwrap();
     stage.ns.sysctl("net.ipv4.icmp_ratelimit", "0").unwrap();
-    stage.ns.ip("route add prohibit 10.98.0.0/16").unwrap();
-    stage.ns.ip("route add blackhole 10.97.0.0/16").unwrap();
-    answer_with(&stage.ns, 7005, vec![0; 64], 5);
-    answer_with(&stage.ns, 7006, echo_message()[..63].to_vec(), 5);
+    stage
+        .ns
+        .sysctl("net.ipv6.conf.all.forwarding", "1")
+        .unwrap();
+    stage.ns.sysctl("net.ipv6.icmp.ratelimit", "0").unwrap();
+    for refused in ["prohibit 10.98.0.0/16", "prohibit fd98::/16"] {
+        stage.ns.ip(&format!("route add {refused}")).unwrap();
+    }
+    for silent in ["blackhole 10.97.0.0/16", "blackhole fd97::/16"] {
+        stage.ns.ip(&format!("route add {silent}")).unwrap();
+    }
+    let _router = stage.advertise(None);
+    answer_with(&stage.ns, 7005, vec![0; 64], 2 * 5);
+    answer_with(&stage.ns, 7006, echo_message()[..63].to_vec(), 2 * 5);
     let cases = [
         ("crr 10.99.0.1:6999 20 x2", json!({"refused": 20}), 0),
         // No more than that: Linux limits the rate of these errors.
@@ -243,20 +306,22 @@ fn failures_are_told_apart() {
     let line: Vec<&str> = cases.iter().map(|(command, ..)| *command).collect();
     let mut config = Config::cpus(2);
     config.speed = 20;
-    let ran = stage.run(&format!("{ADDRESS}{}", line.join(";")), config);
-    assert_eq!(ran.status, 1);
-    let lines: Vec<_> = ran
-        .lines
-        .iter()
-        .filter(|line| line.get("failures").is_some())
-        .collect();
-    assert_eq!(lines.len(), cases.len());
-    for (line, (command, failures, done)) in lines.into_iter().zip(&cases) {
-        assert_eq!(
-            (&line["failures"], &line["done"]),
-            (failures, &json!(done)),
-            "{command}"
-        );
+    for line in by_both(&line.join(";")) {
+        let ran = stage.run(&format!("{ADDRESS}{line}"), config);
+        assert_eq!(ran.status, 1);
+        let lines: Vec<_> = ran
+            .lines
+            .iter()
+            .filter(|line| line.get("failures").is_some())
+            .collect();
+        assert_eq!(lines.len(), cases.len());
+        for (line, (command, failures, done)) in lines.into_iter().zip(&cases) {
+            assert_eq!(
+                (&line["failures"], &line["done"]),
+                (failures, &json!(done)),
+                "{command}: {line}"
+            );
+        }
     }
 }
 
@@ -333,9 +398,10 @@ fn what_comes_to_a_served_port_is_echoed() {
     require_root_and_tun!();
     let stage = Stage::new(2);
     let sent: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
-    let client = || {
+    let _router = stage.advertise(None);
+    let client = |host: IpAddr, guest: IpAddr| {
         let until = Instant::now() + Duration::from_secs(10);
-        let connect = || TcpStream::connect((GUEST, 7));
+        let connect = || TcpStream::connect((guest, 7));
         // Until the guest serves, it resets.
         let first = std::iter::repeat_with(connect).find(|tried| {
             std::thread::sleep(Duration::from_millis(5));
@@ -355,26 +421,70 @@ fn what_comes_to_a_served_port_is_echoed() {
             });
             assert!(back == sent, "{} bytes came back", back.len());
         }
-        let socket = UdpSocket::bind((HOST, 0)).unwrap();
+        let socket = UdpSocket::bind((host, 0)).unwrap();
         socket
             .set_read_timeout(Some(Duration::from_secs(5)))
             .unwrap();
-        socket.send_to(b"hello", (GUEST, 9)).unwrap();
+        socket.send_to(b"hello", (guest, 9)).unwrap();
         let mut back = [0; 16];
         assert_eq!(socket.recv(&mut back).unwrap(), 5);
         assert_eq!(&back[..5], b"hello");
     };
-    let ran = std::thread::scope(|scope| {
-        let clients = scope.spawn(|| stage.ns.run(client));
-        let ran = stage.run(&format!("{ADDRESS}serve 7 9 10s"), Config::cpus(2));
-        clients.join().unwrap();
-        ran
-    });
-    assert_eq!(ran.status, 0);
+    let ends = [
+        (HOST.into(), GUEST.into(), "serve 7 9 10s"),
+        (HOST6.into(), GUEST6.into(), "ipv6; serve 7 9 10s"),
+    ];
     let due = json!({
         "ports": ["7", "9"], "ms": 10_000, "connections": 24, "datagrams": 1, "bytes": 2_400_005,
     });
-    assert_says(only(&ran, "serve"), due);
+    for (host, guest, line) in ends {
+        let ran = std::thread::scope(|scope| {
+            let clients = scope.spawn(|| stage.ns.run(|| client(host, guest)));
+            let ran = stage.run(&format!("{ADDRESS}{line}"), Config::cpus(2));
+            clients.join().unwrap();
+            ran
+        });
+        assert_eq!(ran.status, 0);
+        assert_says(only(&ran, "serve"), due.clone());
+    }
+}
+
+#[test]
+fn a_router_s_mtu_holds_on_all_cpus() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let _router = stage.advertise(Some(1300));
+    let line = format!("{ADDRESS}stream [{HOST6}]:7000 400000 up x2; ipv6");
+    let ran = stage.run(&line, Config::cpus(2));
+    assert_eq!(ran.status, 0);
+    assert_says(only(&ran, "ipv6"), json!({"mtu": 1300}));
+    assert_says(only(&ran, "stream"), json!({"done": 2, "bytes": 800_000}));
+    assert_eq!(ran.largest_sent, 1314);
+}
+
+/// Who wants IPv4 waits for nobody, and who wants IPv6 waits once.
+#[test]
+fn without_a_router() {
+    require_root_and_tun!();
+    let stage = Stage::new(2);
+    let line = format!(
+        "{ADDRESS}crr 10.99.0.1:7001 5; crr [{HOST6}]:7001 5; ping {HOST6} 1; ipv6;\
+        dns6 {NAME}; crr {NAME}:7001 5"
+    );
+    let mut config = Config::cpus(2);
+    config.speed = 10;
+    let started = Instant::now();
+    let ran = stage.run(&line, config);
+    assert_eq!(ran.status, 1);
+    let waited = started.elapsed() * 10;
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
+    let why = "no IPv6 address within 4 s; does a router on the network advertise a prefix?";
+    let connections = ran.workload("crr");
+    assert_says(connections[0], json!({"done": 5, "failed": 0}));
+    let without = [connections[1], only(&ran, "ping"), only(&ran, "ipv6")];
+    assert_eq!(without.map(|line| &line["error"]), [why; 3]);
+    assert_says(only(&ran, "dns6"), json!({"addresses": ["fd99::1"]}));
+    assert_says(connections[2], json!({"done": 5, "failed": 0}));
 }
 
 #[test]

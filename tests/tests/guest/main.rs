@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use slipgate_testbed::{
     PinDir, Slipgate, World,
     builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passage, Qemu, SocketNetwork},
@@ -19,6 +19,7 @@ use slipgate_testbed::{
     skipped,
     turns::{self, Turn},
     world::{SERVER, UPLINK},
+    world_ipv6::{GATEWAY6, SERVER6, SERVER6_2},
 };
 
 /// Time limit: several times the duration on a machine under load.
@@ -211,6 +212,72 @@ fn under_qemu_on_a_tap_without_mergeable_buffers() {
         return skipped!("{why}");
     }
     on_a_tap(Accelerator::Kvm, ",mrg_rxbuf=off", &["MRG_RXBUF"]);
+}
+
+/// Through slipgate's NAT66, with an address of the prefix that it advertises.
+#[test]
+fn under_qemu_by_ipv6() {
+    require_root_and_tun!();
+    require_kvm!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    let stand = Stand::new();
+    stand.world.give_ipv6().unwrap();
+    let net = &stand.world.net;
+    let tcp = |at, port, service| TcpServer::start(net, (at, port), service).unwrap();
+    let _servers = [
+        tcp(SERVER6, 7000, TcpService::Streams),
+        tcp(SERVER6, 7001, TcpService::Close),
+        tcp(SERVER6, 7002, TcpService::Echo),
+    ];
+    let denied = tcp(SERVER6_2, 7001, TcpService::Close);
+    let name = "www.example.test";
+    let zone = Zone::from([(name.into(), Answer::address(SERVER6, 300))]);
+    let _dns = DnsServer::start(net, (SERVER, 53), zone).unwrap();
+    let made = "tuntap add tap0 mode tap multi_queue vnet_hdr";
+    stand.world.host.ip(made).unwrap();
+    let pins = PinDir::new().unwrap();
+    let (deny, resolver) = (format!("{SERVER6_2}/128"), SERVER.to_string());
+    let flags = ["--ipv6", "nat", "--deny", &deny, "--dns", &resolver];
+    let args = [&["--tap", "tap0", "--uplink", UPLINK], &flags[..]].concat();
+    let _slipgate = Slipgate::attach(&stand.world.host, &pins, &args).unwrap();
+    let line = format!(
+        "ping {GATEWAY6} 2; dns6 {name}; {}; {}; crr [{SERVER6_2}]:7001 2",
+        to(&format!("[{name}]")),
+        to(&format!("[{SERVER6}]")),
+    );
+    let network = Network::Tap("tap0".into(), MTU);
+    let output = stand.qemu(Accelerator::Kvm, network, &line).run().unwrap();
+    let only = |workload| {
+        let first = output.results(workload).into_iter().next();
+        first.unwrap_or_else(|| panic!("no {workload}: {output}"))
+    };
+    let address = only("ipv6")["address"].as_str().map(str::to_owned);
+    // All is reached by the router.
+    let is_own = |address: String| address.starts_with("fd73:") && address.ends_with("/128");
+    assert!(address.is_some_and(is_own), "{output}");
+    assert_eq!(only("ping")["lost"], 0, "{output}");
+    let found = &only("dns6")["addresses"];
+    assert_eq!(found, &json!([SERVER6.to_string()]), "{output}");
+    let done = |workload| {
+        output
+            .results(workload)
+            .into_iter()
+            .map(|line| line["failed"].clone())
+    };
+    assert!(
+        done("rr").chain(done("stream")).all(|failed| failed == 0),
+        "{output}"
+    );
+    let connections = output.results("crr");
+    let failures: Vec<_> = connections.iter().map(|line| &line["failures"]).collect();
+    assert_eq!(failures[..2], [&json!({}), &json!({})], "{output}");
+    let refused =
+        failures[2] == &json!({"refused": 2}) || failures[2] == &json!({"unreachable": 2});
+    assert!(refused && denied.accepted() == 0, "{output}");
+    let merged = |pair: Value| pair["rx_merged"].as_u64() > Some(0);
+    assert!(output.lines().any(merged), "no large frame came: {output}");
 }
 
 /// Without KVM: another implementation of the processor, too.

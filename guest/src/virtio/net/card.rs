@@ -179,14 +179,14 @@ pub(crate) fn patience() -> impl FnMut() -> bool {
     }
 }
 
-/// Removes features whose dependencies are missing (virtio 1.2, 5.1.3.1).
+/// Removes features of whose dependencies each is missing (virtio 1.2, 5.1.3.1).
 fn without_orphans(wanted: u64, offered: u64) -> u64 {
     use feature::*;
     let mut features = wanted & offered;
     for (needs, what) in [
         (CSUM, HOST_TSO4 | HOST_USO),
-        (GUEST_CSUM, GUEST_TSO4),
-        (GUEST_TSO4, GUEST_ECN),
+        (GUEST_CSUM, GUEST_TSO4 | GUEST_TSO6),
+        (GUEST_TSO4 | GUEST_TSO6, GUEST_ECN),
         (
             CTRL_VQ,
             CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS | GUEST_ANNOUNCE | MQ,

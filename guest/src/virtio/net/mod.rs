@@ -58,13 +58,15 @@ pub mod feature {
 }
 
 /// Features that the driver uses. Guest-side USO is not among them: no stack here splits a UDP
-/// frame.
+/// frame. Nor is HOST_TSO6: smoltcp 0.14 drops an IPv6 packet that is larger than the MTU, also one to
+/// be segmented.
 pub const WANTED: u64 = feature::CSUM
     | feature::GUEST_CSUM
     | feature::CTRL_GUEST_OFFLOADS
     | feature::MTU
     | feature::MAC
     | feature::GUEST_TSO4
+    | feature::GUEST_TSO6
     | feature::GUEST_ECN
     | feature::HOST_TSO4
     | feature::MRG_RXBUF

@@ -31,7 +31,8 @@ const LARGE_BUFFERS: u16 = 64;
 /// Buffers that can't be merged take the largest frame each. They are fewer than the queue could
 /// hold, because 256 of them would take 16 MiB.
 fn buffers(size: u16, features: u64) -> (u16, usize) {
-    let is_large = features & (feature::MRG_RXBUF | feature::GUEST_TSO4) == feature::GUEST_TSO4;
+    let is_large = features & feature::MRG_RXBUF == 0
+        && features & (feature::GUEST_TSO4 | feature::GUEST_TSO6) != 0;
     let (number, least) = match is_large {
         true => (size.min(LARGE_BUFFERS), LARGEST),
         false => (size, LARGEST.div_ceil(size.into()).max(BUFFER)),
