@@ -39,7 +39,7 @@ pub struct ApiSocket {
 
 impl ApiSocket {
     /// Returns the flag that defines the socket.
-    fn flag(&self) -> &'static str {
+    pub(crate) fn flag(&self) -> &'static str {
         match self.may_change {
             true => "--api",
             false => "--api-read",
@@ -75,7 +75,17 @@ impl ApiSocket {
             failed(format!("it can't be listened at ({e})"), remedy)
         };
         let socket = bind_for_nobody(path).map_err(cannot)?;
-        self.set_access(group).map_err(cannot)?;
+        if let Err(e) = self.set_access(group) {
+            // Nobody serves it.
+            let _ = fs::remove_file(path);
+            return Err(match &self.group {
+                Some(name) if e.kind() == ErrorKind::PermissionDenied => failed(
+                    format!("this user is not in the group {name}"),
+                    "have root add the user with `usermod -aG` and log in again, or leave group= out",
+                ),
+                _ => cannot(e),
+            });
+        }
         // Nobody can connect before.
         let backlog = Backlog::new(BACKLOG).map_err(|e| cannot(e.into()))?;
         listen(&socket, backlog).map_err(|e| cannot(e.into()))?;

@@ -31,7 +31,11 @@ use slipgate_ipc::{
     },
 };
 
-use super::{Guest, Served, metrics::ScrapedPlace};
+use super::{
+    Guest, Served,
+    metrics::ScrapedPlace,
+    place::{prepare_dir, private_dirs},
+};
 use crate::{
     config::{ApiSocket, Config},
     handover::HandedOver,
@@ -59,8 +63,10 @@ impl ApiListener {
     /// # Errors
     /// A path is in use, can't be used, or there is no such group.
     pub(super) fn listen(nat: &Config) -> anyhow::Result<Vec<Self>> {
+        let private = private_dirs(nat);
         let listen = |socket: &ApiSocket| {
             let path = socket.path.clone();
+            make_place(socket, &private)?;
             let listener = socket.listen(&mut HandedOver::default())?;
             let file = fs::metadata(&path)
                 .with_context(|| format!("looking at the socket {}", path.display()))?;
@@ -73,6 +79,27 @@ impl ApiListener {
         };
         nat.api.iter().map(listen).collect()
     }
+}
+
+/// Makes the directory of a socket, if it is to be where no command of this user's sees it, and warns if
+/// it is elsewhere.
+fn make_place(socket: &ApiSocket, private: &[PathBuf]) -> anyhow::Result<()> {
+    let flag = || format!("{} {}", socket.flag(), socket.path.display());
+    let path = std::path::absolute(&socket.path).with_context(flag)?;
+    let Some(dir) = path.parent() else {
+        return Ok(());
+    };
+    if !prepare_dir(dir, private).with_context(flag)?
+        && let Some(own) = private.first()
+    {
+        tracing::warn!(
+            "{}: commands of `slipgate exec` of this user can connect to it; give a path below {}/api, \
+             which they do not see",
+            flag(),
+            own.display()
+        );
+    }
+    Ok(())
 }
 
 impl Drop for ApiListener {

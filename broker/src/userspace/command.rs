@@ -28,7 +28,10 @@ use slipgate_abi::Protocol;
 use slipgate_control::{GuestDevice, GuestNamespace};
 use slipgate_model::{GuestIpv6, rights};
 
-use super::{Guest, inside_sockets, place::private_dirs};
+use super::{
+    Guest, inside_sockets,
+    place::{is_below, private_dirs},
+};
 use crate::{
     config::{Config, VmConfig},
     privileges::drop_bounding_set,
@@ -79,11 +82,13 @@ impl Command {
                 .args(["--guest6", &ipv6.first_host().to_string()])
                 .args(["--gateway6", &ipv6.gateway().to_string()]);
         }
-        for dir in private_dirs(nat) {
+        let private = private_dirs(nat);
+        for dir in &private {
             process.arg("--cover").arg(dir);
         }
-        // By them the policy can be changed.
-        for path in nat.api_paths() {
+        // By them the policy can be changed. Those below a directory are covered with it.
+        let is_seen = |path: &PathBuf| !path.parent().is_some_and(|dir| is_below(dir, &private));
+        for path in nat.api_paths().into_iter().filter(is_seen) {
             process.arg("--cover").arg(path);
         }
         // Only connections of forwards need them.

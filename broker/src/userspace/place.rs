@@ -1,7 +1,7 @@
 //! The VM's place in the maps, which are files of memory of this user's.
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use nix::unistd::geteuid;
 use slipgate_control::{
     InMemory, Owner, Paths, paths,
@@ -38,6 +38,47 @@ pub(super) fn private_dirs(nat: &Config) -> Vec<PathBuf> {
     };
     let named = memory_base(&nat.pin_dir).filter(|named| !named.starts_with(&own));
     [own].into_iter().chain(named).collect()
+}
+
+/// Makes the directory of a socket of the API, if it is to be below one of these, for this user alone.
+/// Returns whether it is, however the path is written: no command of `slipgate exec` sees it then.
+///
+/// # Errors
+/// It can't be made, others can get into it, or it is a place of control sockets.
+pub(super) fn prepare_dir(dir: &Path, private: &[PathBuf]) -> anyhow::Result<bool> {
+    let netns = paths::netns_inode()?.to_string();
+    for above in private {
+        // There the other commands take each socket for a control socket.
+        if [above.clone(), above.join(&netns)]
+            .iter()
+            .any(|it| it == dir)
+        {
+            bail!(
+                "control sockets are in {}: give a path below {}/api",
+                dir.display(),
+                above.display()
+            );
+        }
+        if dir.starts_with(above) && !dir.components().any(|part| part == Component::ParentDir) {
+            let below = dir.ancestors().take_while(|it| it != above);
+            // From above, so that each is checked before anything is made in it.
+            let mut below: Vec<_> = below.collect();
+            below.reverse();
+            for dir in below {
+                make_private(dir).with_context(|| format!("making {}", dir.display()))?;
+            }
+        }
+    }
+    Ok(is_below(dir, private))
+}
+
+/// Whether a directory is below one of these, whatever links lead there.
+pub(super) fn is_below(dir: &Path, private: &[PathBuf]) -> bool {
+    let Ok(dir) = dir.canonicalize() else {
+        return false;
+    };
+    let mut private = private.iter().filter_map(|it| it.canonicalize().ok());
+    private.any(|above| dir.starts_with(above))
 }
 
 /// Returns the `--pin-dir` by which the reading commands find the tables of this NAT.

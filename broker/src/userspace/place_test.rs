@@ -32,3 +32,30 @@ fn tables_are_not_made_where_another_user_can_write() {
     symlink(&elsewhere, &base).unwrap();
     refused("is no directory");
 }
+
+#[test]
+fn sockets_of_the_api_are_below_what_no_command_sees() {
+    let place = tempfile::tempdir().unwrap();
+    let own = place.path().join("slipgate");
+    let private = [own.clone()];
+    let api = own.join("api");
+    assert!(prepare_dir(&api.join("of/one"), &private).unwrap());
+    for dir in [&api, &api.join("of/one")] {
+        assert_eq!(
+            fs::metadata(dir).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
+    }
+    // What the other commands take for control sockets.
+    let netns = paths::netns_inode().unwrap().to_string();
+    for dir in [&own, &own.join(netns)] {
+        assert!(prepare_dir(dir, &private).is_err(), "{}", dir.display());
+    }
+    assert!(!prepare_dir(place.path(), &private).unwrap());
+    assert!(!prepare_dir(&own.join("../elsewhere"), &private).unwrap());
+    let link = place.path().join("link");
+    symlink(&api, &link).unwrap();
+    assert!(prepare_dir(&link, &private).unwrap());
+    fs::set_permissions(&api, Permissions::from_mode(0o755)).unwrap();
+    assert!(prepare_dir(&api, &private).is_err());
+}
