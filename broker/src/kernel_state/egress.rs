@@ -174,7 +174,8 @@ impl Attached {
             .then(|| taken(address, "--nat-address"))
     }
 
-    /// Checks that no forward that a VM gets names an address of another VM's definition.
+    /// Checks that no forward that a VM gets names an address of another VM's definition, or one in
+    /// another's routed prefix: the programs hand packets to that one to its VM.
     fn check_forwards_elsewhere(
         &self,
         new: &VmConfig,
@@ -187,6 +188,13 @@ impl Attached {
         for forward in new.forwards.iter().filter(|it| !is_present(it.host)) {
             let others = self.vms.iter().map(|vm| &vm.config);
             let mut others = others.filter(|other| other.name != new.name);
+            if let Some(owner) = self.routed_to_other(forward.host, &new.name) {
+                return Err(ResourceTaken(format!(
+                    "forwards {}: the address is routed to {owner}: leave it out, or forward the port \
+                     of that VM",
+                    forward.spec
+                )));
+            }
             if let Some(owner) = others.find(|other| other.nat_addresses.contains(forward.host)) {
                 return Err(ResourceTaken(format!(
                     "forwards {}: {} has that address for itself: forward from another, or leave \

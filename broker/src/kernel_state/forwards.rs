@@ -381,24 +381,30 @@ impl Attached {
         let ports = vm.config.forwards.iter().map(HostPort::of);
         ports.into_iter().try_for_each(|port| {
             let held = self.forwards.of_vm(&vm.config.name, port);
-            held.map_or(Ok(()), |held| self.open_forward(port, held, &vm.open))
+            held.map_or(Ok(()), |held| self.open_forward(port, held, vm))
         })
     }
 
     /// Opens or closes the ports of a VM's own addresses: their prefix is the VM's alone, or not for now.
-    pub(super) fn follow_own_ports(&self, vm: &ServedVm, is_its: bool) {
+    pub(super) fn follow_own_ports(&self, vm: &ServedVm) {
         let name = &vm.config.name;
         let all = self.forwards.held.iter();
         for (port, held) in all.filter(|(port, held)| port.is_own && held.vm == *name) {
-            match is_its {
+            match self.may_be_open(*port, vm) {
                 false => self.close_forward(*port),
                 true => {
-                    if let Err(e) = self.open_forward(*port, held, &vm.open) {
+                    if let Err(e) = self.open_forward(*port, held, vm) {
                         tracing::warn!("{name}: {e:#}");
                     }
                 }
             }
         }
+    }
+
+    /// Whether the programs may match a port that a VM holds. One of its own addresses waits while the
+    /// host has an address in their prefix: whoever sends to that one means the host.
+    fn may_be_open(&self, port: HostPort, vm: &ServedVm) -> bool {
+        port.is_from_links() && (!port.is_own || self.has_its_prefix(vm))
     }
 
     /// Returns the forwards of a VM's definition whose ports it does not hold.
@@ -438,11 +444,14 @@ impl Attached {
     pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
         let ids: BTreeSet<VmId> = self.vms.iter().map(|vm| vm.open.id).collect();
         let maps = self.datapath.maps();
-        let by_name = self.open_by_name();
+        let vms = self.vms.iter();
+        let by_name: BTreeMap<&str, &ServedVm> =
+            vms.map(|vm| (vm.config.name.as_str(), vm)).collect();
         // One that stays is written over, so that nobody else can take its place meanwhile.
         let stays_as = |port: &HostPort| {
             let held = self.forwards.held.get(port);
-            held.is_some_and(|held| port.is_from_links() && by_name.contains_key(&*held.vm))
+            let vm = held.and_then(|held| by_name.get(&*held.vm));
+            vm.is_some_and(|vm| self.may_be_open(*port, vm))
         };
         let stays = |host: IpAddr, port, protocol| {
             let as_own = |is_own| HostPort {
@@ -469,8 +478,8 @@ impl Attached {
                 && !stays(IpAddr::V6(key.host.into()), key.port, key.transport())
         })?;
         for (port, held) in &self.forwards.held {
-            if let Some(open) = by_name.get(held.vm.as_str())
-                && let Err(e) = self.open_forward(*port, held, open)
+            if let Some(vm) = by_name.get(held.vm.as_str())
+                && let Err(e) = self.open_forward(*port, held, vm)
             {
                 // Other processes of this namespace may have filled the map.
                 tracing::warn!("{}: {e:#}", held.vm);
@@ -479,16 +488,17 @@ impl Attached {
         Ok(())
     }
 
+    /// Has the programs match a port of a VM, if they may now.
     fn open_forward(
         &self,
         port: HostPort,
         held: &HeldForward,
-        open: &OpenVm,
+        vm: &ServedVm,
     ) -> anyhow::Result<()> {
-        if !port.is_from_links() {
+        if !self.may_be_open(port, vm) {
             return Ok(());
         }
-        let target = ForwardTarget::new(open.id, open.row, held.guest_port);
+        let target = ForwardTarget::new(vm.open.id, vm.open.row, held.guest_port);
         port.key()
             .insert(self.datapath.maps(), &target)
             .with_context(|| format!("forwarding port {}", port.port))
@@ -531,11 +541,6 @@ impl Attached {
             guest_port: held.guest_port,
             rule: RuleIndex::new(self.policies.forwards().start + at),
         }
-    }
-
-    fn open_by_name(&self) -> BTreeMap<&str, &OpenVm> {
-        let vms = self.vms.iter();
-        vms.map(|vm| (vm.config.name.as_str(), &vm.open)).collect()
     }
 }
 

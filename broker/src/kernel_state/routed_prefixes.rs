@@ -133,12 +133,10 @@ impl Attached {
                 continue;
             };
             let (name, own) = (&vm.config.name, self.host_address_in(prefix));
-            let is_taken = maps.forwards6.get(&routed_of(prefix).key());
-            let is_taken = matches!(is_taken, Ok(Some(target)) if target.id() == vm.open.id);
-            match (own, is_taken) {
+            match (own, self.has_its_prefix(vm)) {
                 (Some(own), true) => {
                     self.close_routed_prefix(&vm.open, vm.ipv6.as_ref());
-                    self.follow_own_ports(vm, false);
+                    self.follow_own_ports(vm);
                     if let Some(vm6) = maps.vm6(vm.open.row) {
                         vm6.set_proxy(None);
                     }
@@ -152,7 +150,7 @@ impl Attached {
                 (None, false) => {
                     match self.open_routed_prefix(&vm.config, &vm.open, vm.ipv6.as_ref()) {
                         Ok(()) => {
-                            self.follow_own_ports(vm, true);
+                            self.follow_own_ports(vm);
                             tracing::info!("{name}: {prefix} is the VM's alone again");
                         }
                         Err(e) => tracing::warn!("{name}: {e:#}"),
@@ -161,6 +159,24 @@ impl Attached {
                 _ => {}
             }
         }
+    }
+
+    /// Whether a routed prefix is its VM's in the programs' map, not the host's for now.
+    pub(super) fn has_its_prefix(&self, vm: &ServedVm) -> bool {
+        prefix_of(vm.ipv6.as_ref()).is_some_and(|prefix| {
+            let taken = self.datapath.maps().forwards6.get(&routed_of(prefix).key());
+            matches!(taken, Ok(Some(target)) if target.id() == vm.open.id)
+        })
+    }
+
+    /// Returns the name of another VM to which this address is routed.
+    pub(super) fn routed_to_other(&self, address: IpAddr, than: &str) -> Option<&str> {
+        let mut others = self.vms.iter().filter(|vm| vm.config.name != than);
+        let is_its = |vm: &&ServedVm| {
+            let prefix = prefix_of(vm.ipv6.as_ref());
+            prefix.is_some_and(|prefix| IpNet::V6(prefix).contains(&address))
+        };
+        others.find(is_its).map(|vm| vm.config.name.as_str())
     }
 
     /// Returns the keys of the served VMs' routed prefixes in `FORWARDS6`.
