@@ -471,12 +471,10 @@ fn without_a_router() {
         "{ADDRESS}crr 10.99.0.1:7001 5; crr [{HOST6}]:7001 5; ping {HOST6} 1; ipv6;\
         dns6 {NAME}; crr {NAME}:7001 5"
     );
-    let mut config = Config::cpus(2);
-    config.speed = 10;
     let started = Instant::now();
-    let ran = stage.run(&line, config);
+    let ran = stage.run(&line, Config::cpus(2));
     assert_eq!(ran.status, 1);
-    let waited = started.elapsed() * 10;
+    let waited = started.elapsed();
     assert!(waited < Duration::from_secs(8), "{waited:?}");
     let why = "no IPv6 address within 4 s; does a router on the network advertise a prefix?";
     let connections = ran.workload("crr");
