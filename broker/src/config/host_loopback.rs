@@ -56,7 +56,7 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::check_host_loopback`].
-    pub(super) fn check_loopback_of(&self, vm: &VmConfig) -> Result<(), ConfigError> {
+    pub(crate) fn check_loopback_of(&self, vm: &VmConfig) -> Result<(), ConfigError> {
         for address in vm.host_loopback.iter().filter_map(|entry| entry.address) {
             let own = || "that is the guest's own address".to_owned();
             let problem = self.not_reached(address);

@@ -231,7 +231,7 @@ impl Clients {
         let waiting = std::mem::take(&mut self.waiting).into_values();
         self.thaws = Thaws::default();
         for client in waiting.flatten() {
-            self.control.answer(client, &ClientAnswer::error(why));
+            self.control.answer(client, &ClientAnswer::busy(why));
         }
     }
 }

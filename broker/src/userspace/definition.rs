@@ -71,6 +71,10 @@ impl Served {
         replaces: &Replaces,
         has_tap: bool,
     ) -> anyhow::Result<()> {
+        // What would be replaced is not in force yet.
+        if self.is_changing(client.into()) {
+            return Ok(());
+        }
         let now = self.definition();
         let served = &now.name;
         if vm.name != *served {
@@ -108,7 +112,11 @@ impl Served {
             return Ok(());
         }
         let changed = self.with_definition(vm);
-        self.change(client.into(), changed, Changed::Vm)
+        let policy_of = |nat: &Config| nat.vms.first().and_then(|vm| vm.policy.clone());
+        let has_other_policy = changed
+            .as_ref()
+            .is_ok_and(|(_, config)| policy_of(config) != policy_of(&self.nat));
+        self.change(client.into(), changed, Changed::Vm { has_other_policy })
     }
 
     fn with_definition(&self, vm: VmDefinition) -> anyhow::Result<(LoadedPolicies, Config)> {
@@ -137,6 +145,8 @@ impl Served {
     /// The configuration settled, with its policies. Files are not read again.
     fn with_its_policies(&self, config: Config) -> anyhow::Result<(LoadedPolicies, Config)> {
         let config = config.settled()?;
+        let mut vms = config.vms.iter();
+        vms.try_for_each(|vm| config.check_loopback_of(vm))?;
         let read = |path: &std::path::Path| self.place.policies.read_again(path);
         Ok((config.load_policies_by(&read)?, config))
     }
@@ -165,6 +175,10 @@ impl Served {
         text: Option<String>,
         replaces: &Replaces,
     ) -> anyhow::Result<()> {
+        // What would be replaced is not in force yet.
+        if self.is_changing(client.into()) {
+            return Ok(());
+        }
         let put = self.nat.named_policies.get(&name);
         let put = put.filter(|_| !is_inline(&name));
         let now = put.map(|policy| Version::of(policy.text().as_bytes()));

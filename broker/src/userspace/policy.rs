@@ -30,6 +30,9 @@ use crate::{
     kernel_state::{BUDGETS_EVERY, BudgetOrder, has_frozen, is_cut, look_at, today},
 };
 
+/// Answer to changes that no engine carries out.
+const NO_ENGINE: &str = "the engine has ended";
+
 /// A change under way, and when budgets are looked at next.
 #[derive(Debug, Default)]
 pub(super) struct PolicyChanges {
@@ -66,7 +69,7 @@ pub(super) enum Changed {
     /// The end of one that a client had put.
     NoPolicy { name: String },
     /// Another definition of the VM.
-    Vm,
+    Vm { has_other_policy: bool },
 }
 
 impl PolicyChanges {
@@ -120,8 +123,13 @@ impl Served {
         if self.is_changing(client) {
             return Ok(());
         }
+        if let (None, Some(client)) = (&self.engine, client) {
+            self.clients.answer(client, &ClientAnswer::busy(NO_ENGINE));
+            return Ok(());
+        }
         match changed.and_then(|changed| self.take_in_policy(changed)) {
             Ok(policies) => {
+                self.count(&what);
                 let id = policies.id;
                 self.policy.applying = Some(Applying { id, client, what });
                 self.send(ToEngine::Policies(Box::new(policies)))
@@ -137,13 +145,25 @@ impl Served {
         }
     }
 
+    /// Counts what is taken in: who reads meanwhile sees the new text with its own number.
+    fn count(&mut self, what: &Changed) {
+        match what {
+            Changed::Files => {}
+            Changed::Policy {
+                name, generation, ..
+            } => drop(self.generations.insert(name.clone(), *generation)),
+            Changed::NoPolicy { name } => drop(self.generations.remove(name)),
+            Changed::Vm { .. } => self.definitions += 1,
+        }
+    }
+
     /// Checks policies with their configuration, and takes them in. Returns the message for the engine.
     fn take_in_policy(
         &mut self,
         (loaded, config): (LoadedPolicies, Config),
     ) -> anyhow::Result<Policies> {
         if self.engine.is_none() {
-            bail!("the engine has ended");
+            bail!(NO_ENGINE);
         }
         if config.forwards != self.nat.forwards {
             bail!("it has other forwards, whose ports are taken at the start only");
@@ -222,7 +242,6 @@ impl Served {
                 version,
             } => {
                 tracing::info!("the policy {name} is in force: {flows}");
-                self.generations.insert(name, generation);
                 self.clients.events.push(applied);
                 ClientAnswer::PolicyPut {
                     generation,
@@ -233,15 +252,16 @@ impl Served {
             }
             Changed::NoPolicy { name } => {
                 tracing::info!("the policy {name} is removed: {flows}");
-                self.generations.remove(&name);
                 self.clients.events.push(applied);
                 ClientAnswer::Done
             }
-            Changed::Vm => {
+            Changed::Vm { has_other_policy } => {
                 let vm = self.vm.spec.name.clone();
                 tracing::info!("{vm} has another definition: {flows}");
-                self.definitions += 1;
                 self.clients.events.push(Event::VmChanged { vm });
+                if has_other_policy {
+                    self.clients.events.push(applied);
+                }
                 ClientAnswer::Vm {
                     vm: Box::new(self.status()),
                     change: VmChange::Changed,
@@ -255,8 +275,7 @@ impl Served {
         self.policy.budgets_due = None;
         let applying = self.policy.applying.take();
         if let Some(client) = applying.and_then(|applying| applying.client) {
-            let ended = ClientAnswer::error("the engine has ended");
-            self.clients.answer(client, &ended);
+            self.clients.answer(client, &ClientAnswer::busy(NO_ENGINE));
         }
     }
 
