@@ -26,7 +26,7 @@ use crate::{
     datapath::Datapath,
     flow::mappings::{Inside, Pool},
     route::Route,
-    state::{Forwards, Nat, Refused, Rules, VmState},
+    state::{Core, Forward, Forwards, Nat, Network, Refused, Rules, VmState},
 };
 use slipgate_policy::{Destination, NatBehaviour};
 
@@ -51,8 +51,42 @@ pub(crate) struct Hairpin {
 pub(crate) struct LeadsIn {
     pub(crate) row: VmRow,
     pub(crate) vm: VmId,
-    /// Whether by a forward; else by a mapping.
-    by_forward: bool,
+    by: By,
+}
+
+/// What leads there.
+#[derive(Clone, Copy)]
+enum By {
+    Mapping,
+    Forward,
+    /// An open port of the guest's own address.
+    OwnPort,
+}
+
+impl LeadsIn {
+    /// Where this forward leads.
+    fn by_forward(forward: &Forward) -> Self {
+        Self {
+            row: forward.vm_row,
+            vm: forward.vm,
+            by: match forward.is_own {
+                true => By::OwnPort,
+                false => By::Forward,
+            },
+        }
+    }
+
+    /// Whether packets of this VM may go there by the uplinks and routes that both have.
+    fn is_open_to(&self, from: VmId, network: &Network) -> bool {
+        let leave_alike = || network.leave_alike(from, self.vm);
+        match self.by {
+            By::Mapping => true,
+            // A forward of a VM with an uplink or routes of its own is for those behind them.
+            By::Forward => network.leaves_as_all(self.vm) || leave_alike(),
+            // Another's uplink or routes are no way for this one.
+            By::OwnPort => leave_alike(),
+        }
+    }
 }
 
 /// Returns the VM to which a packet with this tuple on the world's side leads by a mapping or a
@@ -75,24 +109,16 @@ pub(crate) fn leads_in<D: Datapath>(
         Some((inside, mapping)) => Some(LeadsIn {
             row: mapping.row,
             vm: inside.vm,
-            by_forward: false,
+            by: By::Mapping,
         }),
-        None => forwards.at(world).map(|forward| LeadsIn {
-            row: forward.vm_row,
-            vm: forward.vm,
-            by_forward: true,
-        }),
+        None => forwards.at(world).map(LeadsIn::by_forward),
     }
 }
 
 /// Returns the VM whose own address this is, if the port is open to the world.
 pub(crate) fn leads_to_own(forwards: &Forwards, world: &FlowTuple) -> Option<LeadsIn> {
     let forward = forwards.at(world).filter(|forward| forward.is_own)?;
-    Some(LeadsIn {
-        row: forward.vm_row,
-        vm: forward.vm,
-        by_forward: true,
-    })
+    Some(LeadsIn::by_forward(forward))
 }
 
 /// Tuple on the world's side of packets to this destination, of whatever source.
@@ -110,6 +136,41 @@ fn to_world(to: Destination) -> FlowTuple {
 /// Whether the rules in force let a VM have a flow that is led back in.
 pub(super) fn may_hairpin(rules: &Rules, vm: VmId, to: Destination) -> bool {
     rules.nat_behaviour(vm, to.protocol).hairpins() && rules.decide_hairpin(vm, to).is_allowed()
+}
+
+/// Whether policies that are in force now keep a VM from where this destination leads. What leads nowhere
+/// any more is not kept apart: its receiver's half is judged for that.
+pub(super) fn is_kept_apart<D: Datapath>(core: &Core<D>, vm: VmId, to: Destination) -> bool {
+    let Core {
+        nat,
+        rules,
+        forwards,
+        ..
+    } = core;
+    let world = to_world(to);
+    let leads = leads_in(nat, rules, forwards, &world);
+    let leads = leads.or_else(|| leads_to_own(forwards, &world));
+    leads.is_some_and(|leads| !leads.is_open_to(vm, &nat.network))
+}
+
+/// Whether a forward lets in the guest of this engine that sent a packet with this tuple, as its receiver
+/// has it. Without the sender's half nothing comes, so there is nothing to keep out.
+pub(super) fn lets_in_guest<D: Datapath>(
+    nat: &Nat<D>,
+    forward: &Forward,
+    world: &FlowTuple,
+) -> bool {
+    let sent = FlowTuple {
+        local: world.remote,
+        local_port: world.remote_port,
+        remote: world.local,
+        remote_port: world.local_port,
+        ..*world
+    };
+    let sender = nat.flows.by_world(&sent);
+    let sender = sender.and_then(|slot| nat.flows.entry(slot));
+    let leads = LeadsIn::by_forward(forward);
+    sender.is_none_or(|sender| leads.is_open_to(sender.vm(), &nat.network))
 }
 
 impl<D: Datapath> Planner<'_, D> {
@@ -131,12 +192,7 @@ impl<D: Datapath> Planner<'_, D> {
         }
         let world = to_world(to);
         let leads = leads_in(self.nat, self.rules, self.forwards, &world)?;
-        let network = &self.nat.network;
-        // A forward of a VM with an uplink or routes of its own is for those behind them.
-        let is_open = !leads.by_forward
-            || network.leaves_as_all(leads.vm)
-            || network.leave_alike(vm.net.id, leads.vm);
-        if !is_open {
+        if !leads.is_open_to(vm.net.id, &self.nat.network) {
             return None;
         }
         let inside = guest.and_then(|guest| Inside::of(guest, anywhere(to.addr)));
@@ -170,8 +226,12 @@ impl<D: Datapath> Planner<'_, D> {
     ) -> Option<Plan> {
         let prefix = vm.net.ipv6.filter(|_| vm.net.is_routed_to(to.addr))?.prefix;
         let leads = leads_to_own(self.forwards, &to_world(to))?;
-        // Another's uplink or routes are no way for this one.
-        if leads.vm == vm.net.id || !self.nat.network.leave_alike(vm.net.id, leads.vm) {
+        let network = &self.nat.network;
+        // Where the host has got the address, it is not the guest's for now.
+        if leads.vm == vm.net.id
+            || network.routes.is_host(to.addr)
+            || !leads.is_open_to(vm.net.id, network)
+        {
             return None;
         }
         let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);

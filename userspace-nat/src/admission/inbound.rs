@@ -23,7 +23,7 @@ use slipgate_abi::{Direction, IfIndex, Refusal, RuleIndex, SlotIndex, Verdict, V
 use slipgate_model::FlowTuple;
 use slipgate_policy::{Destination, Filtering};
 
-use super::{Admission, Opener, admit_known, opens, room::Room};
+use super::{Admission, Opener, admit_known, hairpin::lets_in_guest, opens, room::Room};
 use crate::{
     datapath::{Datapath, Hop},
     flow::{Insertion, NewFlow, OpenError},
@@ -122,6 +122,10 @@ fn plan<D: Datapath>(
     now_ns: u64,
 ) -> Option<InboundPlan> {
     let matched = match forwards.matching(world, vm.net.id) {
+        // The sender's half may be of before its policy, or this one's, kept them apart.
+        Some(forward) if from == Sender::Guest && !lets_in_guest(nat, forward, world) => {
+            return None;
+        }
         Some(forward) => Matched {
             guest: match forward.is_own {
                 true => Some(own_address(nat, vm, world.local)?),

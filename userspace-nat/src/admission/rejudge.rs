@@ -3,7 +3,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{SlotIndex, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
 
-use super::{destination, hairpin::may_hairpin};
+use super::{
+    destination,
+    hairpin::{is_kept_apart, lets_in_guest, may_hairpin},
+};
 use crate::{
     datapath::Datapath,
     flow::Entry,
@@ -27,7 +30,11 @@ pub(crate) fn judge_again<D: Datapath>(
     }
     let live = nat.datapath.slot(slot);
     let is_allowed = match live.flags() & SlotFlags::INBOUND {
-        0 => is_outbound_allowed(nat, rules, slot, now_ns) && !nat.is_off_pool(slot),
+        0 => {
+            is_outbound_allowed(nat, rules, slot, now_ns)
+                && !nat.is_off_pool(slot)
+                && !leads_where_it_may_not(core, slot)
+        }
         _ => is_inbound_allowed(core, slot, now_ns),
     };
     let leaves = || rules.judge.borrow().on_reload(live.id()) == OnReload::Keep;
@@ -62,8 +69,12 @@ fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex, now_ns: u64)
         ..
     } = core;
     let live = nat.datapath.slot(slot);
-    let forward = forwards.matching(&nat.datapath.world_tuple(slot), live.id());
-    let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
+    let world = nat.datapath.world_tuple(slot);
+    let forward = forwards.matching(&world, live.id());
+    let leads = forward.is_some_and(|forward| {
+        forward.guest_port == live.guest_port()
+            && (!nat.is_hairpin(slot) || lets_in_guest(nat, forward, &world))
+    });
     let vm = vms.by_id(live.id());
     let leads =
         leads || is_mapped(nat, rules, slot) && is_outbound_allowed(nat, rules, slot, now_ns);
@@ -71,6 +82,13 @@ fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex, now_ns: u64)
         return leads && vm.is_some();
     }
     leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, nat.datapath.addresses(slot).remote))
+}
+
+/// Whether a flow that is led back in leads to a guest from which policies keep its own.
+fn leads_where_it_may_not<D: Datapath>(core: &Core<D>, slot: SlotIndex) -> bool {
+    let Core { nat, .. } = core;
+    let to = destination(&nat.datapath.guest_tuple(slot)).filter(|_| nat.is_hairpin(slot));
+    to.is_some_and(|to| is_kept_apart(core, nat.datapath.slot(slot).id(), to))
 }
 
 /// Whether the world's flow has the port of a mapping whose policy lets others in. With

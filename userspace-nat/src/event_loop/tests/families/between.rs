@@ -1,11 +1,16 @@
 //! Guests whose prefixes are routed reach each other by their own addresses, at ports that are open.
 use std::net::Ipv6Addr;
 
-use slipgate_abi::{ForwardKey6, Protocol, Refusal, RuleIndex, VmRow};
-use slipgate_policy::{Action, Rule};
+use slipgate_abi::{ForwardKey6, Protocol, Refusal, RuleIndex, VmRow, timeout::CLOSING_GRACE_NS};
+use slipgate_model::VmSpec;
+use slipgate_policy::{Action, EgressRoutes, Rule};
 
 use super::*;
-use crate::{clock::SECOND_NS, state::Forward};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    control::Reload,
+    state::Forward,
+};
 
 const PORT: u16 = 443;
 /// The second guest's /64, and its address.
@@ -143,4 +148,42 @@ fn a_successor_has_both_halves_and_changes_of_the_host_are_in_no_ones_way() {
     assert_eq!(got(&mut rig), Some((102, ONE, TWO)));
     rig.pass(SECOND_NS);
     assert_eq!(rig.flows(), 2);
+}
+
+/// Has the policy of one VM choose other routes.
+fn give_routes(rig: &mut Rig, row: u16) {
+    let vm = VmSpec {
+        routes: Some(EgressRoutes::Table(100)),
+        ..spec(row, &setup_with(ALLOW))
+    };
+    rig.tell(|engine| {
+        engine.reload(Reload {
+            id: 1,
+            policies: Vec::new(),
+            local: network_of_guests().local,
+            vms: vec![vm],
+            strictly: Vec::new(),
+        });
+    });
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+}
+
+#[test]
+fn a_policy_that_keeps_two_guests_apart_ends_what_is_between_them() {
+    // Whichever of the two has it, its half of the flow ends.
+    for row in [1, 2] {
+        let mut rig = rig_with(ALLOW);
+        rig.guest(1, &udp(ONE, TWO, b"x"));
+        rig.guest(2, &udp(TWO, ONE, b"y"));
+        rig.at_guest();
+        give_routes(&mut rig, row);
+        let reloaded = rig.broker.reloaded.pop().unwrap();
+        assert_eq!((reloaded.cut, reloaded.kept), (1, 0), "vm{row}");
+        rig.guest(1, &udp(ONE, TWO, b"x"));
+        rig.guest(2, &udp(TWO, ONE, b"y"));
+        // What they get is at most that it was refused.
+        let came = rig.at_guest();
+        let mut came = came.iter().map(|(_, came)| read(came).transport.ports());
+        assert!(came.all(|ports| ports.is_none()), "vm{row}");
+    }
 }
