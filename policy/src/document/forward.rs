@@ -68,6 +68,11 @@ impl Forward {
                 "the address is the guest's own, to which packets come without translation",
                 "give the same port twice",
             ),
+            // It stands for all of a /64, and no guest has it.
+            Some(routed) if routed.prefix_len() < 128 && self.host == routed.network() => refused(
+                "no guest has the first address of its prefix, which is that of routers",
+                "name another one, or give tcp:own:PORT for all of the guest's",
+            ),
             _ => {
                 self.is_own = true;
                 Ok(())

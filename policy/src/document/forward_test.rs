@@ -88,6 +88,14 @@ fn ports_of_the_guests_own_addresses_are_given_once() {
     assert!(!settled("tcp:443:80").unwrap().is_own);
     let error = settled("tcp:[2001:db8:7::9]:443:80").unwrap_err();
     assert!(error.to_string().contains("own"), "{error}");
+    // It would open all of the /64.
+    let error = settled("tcp:[2001:db8:7::]:443:443").unwrap_err();
+    assert!(error.to_string().contains("first address"), "{error}");
+    let mut single = parsed("tcp:[2001:db8:7::]:443:443").unwrap().remove(0);
+    single
+        .settle_own(Some("2001:db8:7::/128".parse().unwrap()))
+        .unwrap();
+    assert!(single.is_own);
 }
 
 #[test]
