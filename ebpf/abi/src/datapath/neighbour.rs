@@ -71,6 +71,13 @@ impl Asked {
     pub(super) fn target(&self) -> Ip6 {
         Ip6::from_words(self.target)
     }
+
+    /// Whether its code is the one that there is (RFC 4861 section 7.1.1).
+    #[inline(always)]
+    pub(super) fn has_code_zero(&self) -> bool {
+        let [_, code] = self.kind_code_checksum_flags[0].to_ne_bytes();
+        code == 0
+    }
 }
 
 /// Processes a message of neighbour discovery.

@@ -44,9 +44,11 @@ pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> 
     // A probe for duplicates is to a group (RFC 4861 section 7.1.1), and has no option or a nonce.
     let is_probe = packet.source.is_unspecified() && packet.destination.is_multicast();
     let is_bare = packet.l3_len == IPV6_LEN as u32 + BARE_LEN;
+    // It becomes longer, by what would be behind it otherwise.
+    let ends_with_frame = kernel.frame_len() == ETHERNET_LEN as u32 + packet.l3_len;
     let has_one = packet.l3_len == IPV6_LEN as u32 + MESSAGE_LEN;
     let is_from_neighbour = match packet.source.is_unspecified() {
-        true => is_probe && (is_bare || has_one),
+        true => is_probe && (is_bare && ends_with_frame || has_one),
         false => has_one && !packet.source.is_multicast(),
     };
     if is_solicitation
@@ -57,7 +59,7 @@ pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> 
         && let Some(vm6) = kernel.maps().vm6(proxied_row(kernel, &target))
         && load32(vm6.flags()) & Vm6Flags::ON != 0
         && let Some(mac) = mac_here(kernel, vm6)
-        // The answer has one.
+        // The answer has an option. What asks without one is answered whenever it can be made longer.
         && (!is_bare || kernel.grow(8))
         && neighbour::answer_for_guest(kernel, target, packet.source, mac)
     {
@@ -74,11 +76,13 @@ fn mac_here<K: Kernel>(kernel: K, vm6: Vm6Ref) -> Option<[u16; 3]> {
     (load32(vm6.proxy_ifindex()) == kernel.ifindex()).then_some(mac)
 }
 
+/// Address that a solicitation asks for; `None`: it is none that is answered.
 #[inline(always)]
 fn target_of<K: Kernel>(kernel: K) -> Option<Ip6> {
     let frame = kernel.pulled_header::<Asked>(0)?;
     // SAFETY: `pulled_header` checked the bounds.
-    Some(unsafe { (*frame).target() })
+    let asked = unsafe { &*frame };
+    asked.has_code_zero().then(|| asked.target())
 }
 
 /// Row of the VM to which this address or its /64 is routed; `NOBODY` if there is none.
