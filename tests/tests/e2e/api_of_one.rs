@@ -85,9 +85,11 @@ fn a_vm_takes_another_policy_and_other_quotas(cell: Cell) {
     let mut stream = guest
         .run(|| tcp::connect(servers[0].address(), WAIT))
         .unwrap();
+    let mut events = Events::read(&stand, "/v1/events?kind=policy_applied");
     let patch = json!({ "policy": own, "labels": { "tenant": "x" } });
     let (status, vm) = stand.ask("PATCH", VM, Some(patch));
     assert_eq!(status, 200, "{vm}");
+    assert_eq!(events.next_of("policy_applied")["cut"], 1);
     assert_eq!(
         (&vm["policy"], &vm["labels"]["tenant"]),
         (&own, &json!("x"))
@@ -145,6 +147,7 @@ fn what_user_mode_has_not_is_refused_with_the_reason() {
     let (stand, _guest) = Stand::with_vm(cells::user_ipv4, &["--forward", "tcp:8080:80"]);
     let (_, before) = stand.ask("GET", VM, None);
     assert_eq!(before["forwards"], json!(["tcp:8080:80"]), "{before}");
+    let to_itself = format!("{}:80", before["ip"].as_str().unwrap());
     for (method, path, body, status, part) in [
         (
             "PUT",
@@ -174,6 +177,14 @@ fn what_user_mode_has_not_is_refused_with_the_reason() {
             422,
             "idle_after: in user mode",
         ),
+        (
+            "PATCH",
+            VM,
+            json!({ "host_loopback": [to_itself] }),
+            422,
+            "that is the address of the guest",
+        ),
+        ("PATCH", "/v1/vms/other", json!({}), 404, "no VM"),
         ("DELETE", VM, Value::Null, 422, "end the command"),
         (
             "POST",
@@ -287,6 +298,77 @@ fn a_command_does_not_reach_the_api_that_rules_it() {
     exec.stdin.take().unwrap().write_all(b"\n").unwrap();
     assert!(exec.wait().unwrap().success());
     assert!(!socket.exists());
+}
+
+/// Below the directory of tables, which each command finds empty. The second command's file is made when the
+/// first one runs.
+#[test]
+fn a_command_does_not_reach_the_api_of_another() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let socket = |name: &str| place.file(&format!("run/slipgate/api/{name}.sock"));
+    let begin = |name: &str, script: &str| {
+        let path = socket(name).display().to_string();
+        let args = [
+            "exec", "--name", name, "--api", &path, "--", "sh", "-c", script,
+        ];
+        let mut exec = place.slipgate(&args);
+        exec.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut exec = place.world.host.spawn(exec).unwrap();
+        let mut lines = BufReader::new(exec.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "begun");
+        (exec, lines)
+    };
+    let waits = "echo begun; read line";
+    let names = ["before", "job", "later"];
+    let script = names.map(|name| {
+        let path = socket(name).display().to_string();
+        format!("; curl --silent --unix-socket {path} http://slipgate/v1/vms; echo \"code $?\"")
+    });
+    let (mut before, _lines) = begin(names[0], waits);
+    let (mut job, lines) = begin(names[1], &format!("{waits}{}", script.concat()));
+    let (mut later, _lines) = begin(names[2], waits);
+    for name in names {
+        let (status, vms) = answer(status_of(curl_at(&socket(name), &[], "/v1/vms")));
+        assert_eq!((status, &vms[0]["name"]), (200, &json!(name)), "{vms}");
+    }
+    job.stdin.take().unwrap().write_all(b"\n").unwrap();
+    // CURLE_COULDNT_CONNECT, and nothing before it.
+    let said: Vec<_> = lines.map(Result::unwrap).collect();
+    assert_eq!(said, ["code 7"; 3]);
+    assert!(job.wait().unwrap().success());
+    for exec in [&mut before, &mut later] {
+        exec.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(exec.wait().unwrap().success());
+    }
+    assert!(!names.iter().any(|name| socket(name).exists()));
+}
+
+#[test]
+fn a_socket_that_other_commands_can_reach_is_warned_of() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let said = |path: &str| {
+        let path = place.file(path).display().to_string();
+        let mut exec = place.slipgate(&["exec", "--api", &path, "--", "true"]);
+        exec.stderr(Stdio::piped());
+        let exec = place.world.host.spawn(exec).unwrap();
+        let output = exec.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), text)
+    };
+    let (status, text) = said("run/job-api.sock");
+    let advice = format!("below {}", place.file("run/slipgate/api").display());
+    assert!(status == Some(0) && text.contains(&advice), "{text}");
+    let (status, text) = said("run/slipgate/api/job.sock");
+    assert!(status == Some(0) && !text.contains("can connect"), "{text}");
+    let (status, text) = said("run/slipgate/job.sock");
+    assert!(status != Some(0) && text.contains(&advice), "{text}");
+    // Only root gives a file to a group that it is not in.
+    let (status, text) = said("run/slipgate/api/job.sock,group=root");
+    let is_said = text.contains("this user is not in the group root");
+    assert!(status != Some(0) && is_said, "{text}");
+    assert!(!place.file("run/slipgate/api/job.sock").exists());
 }
 
 /// Machines of user mode are their own command's.
