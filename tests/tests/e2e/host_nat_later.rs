@@ -260,12 +260,15 @@ fn a_policy_whose_routes_lead_to_a_device_that_masquerades_is_refused() {
     for line in [
         "route add default via 198.18.1.1 dev up1 table 77",
         "rule add fwmark 7 lookup 77",
+        "addr add 198.18.0.9/32 dev up0",
+        "route add local 198.51.100.7/32 dev lo",
     ] {
         world.host.ip(line).unwrap();
     }
     masquerade_at(&world.host, "own", SECOND, "masquerade");
     let ports = ports();
-    let flags = ["--nat-ports", &*ports];
+    // At the uplink of all, others' address is not what they share.
+    let flags = ["--nat-ports", &*ports, "--nat-address", "198.18.0.9"];
     let stand = api::Stand::in_world(cells::hybrid_ipv4, world, UPLINK, &flags);
     let _guest = stand.guest("tap0");
     let host = &stand.world().host;
@@ -282,13 +285,11 @@ fn a_policy_whose_routes_lead_to_a_device_that_masquerades_is_refused() {
     assert_eq!(put(&only).0, 200);
 
     // A mark whose packets no rule leads elsewhere leaves by the uplink of all.
-    let pool = "mark = 9\nnat_addresses = [\"198.18.0.8\"]";
-    host.ip(&format!("addr add 198.18.0.8/32 dev {UPLINK}"))
-        .unwrap();
+    let pool = "mark = 9\nnat_addresses = [\"198.51.100.7\"]";
     host.nft(&format!(
         "add table ip pool\n\
          add chain ip pool out {{ type nat hook postrouting priority 101 ; }}\n\
-         add rule ip pool out oifname {UPLINK} snat to 198.18.0.8"
+         add rule ip pool out oifname {UPLINK} snat to 198.51.100.7"
     ))
     .unwrap();
     refused(put(pool), &["pool out", UPLINK]);
