@@ -124,6 +124,21 @@ fn sleeps(bed: &Bed, vm: &MicroVm, clients: &mut Clients, knocked: impl FnOnce()
     assert_eq!(bed.status(vm)["state"], "running");
 }
 
+/// Waits until no packet of a flow comes any more: twice as long as Linux delays an acknowledgement.
+fn await_quiet(stand: &Stand) {
+    let packets = || {
+        let flows = stand.daemon.flows().unwrap();
+        let counted = flows.iter().map(|flow| flow.tx_packets + flow.rx_packets);
+        counted.sum::<u64>()
+    };
+    let mut before = packets();
+    eventually("no packet comes", || {
+        std::thread::sleep(Duration::from_millis(400));
+        let now = packets();
+        std::mem::replace(&mut before, now) == now
+    });
+}
+
 #[test]
 fn a_guest_that_was_paused_asleep_answers_who_came_meanwhile() {
     require_root_and_tun!();
@@ -160,7 +175,9 @@ fn a_platform_is_told_who_came_for_a_guest_that_is_paused_and_wakes_it() {
     });
     await_event(&events, "vm_awake");
 
-    // A datagram alone wakes it, too.
+    // A datagram alone wakes it, too. Of the connections nothing more may come, such as an acknowledgement
+    // that the client's kernel delayed.
+    await_quiet(&stand);
     have(bed, "sleep");
     bed.have(&["pause", "web"]);
     await_event(&events, "vm_asleep");
