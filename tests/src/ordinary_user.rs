@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::{
     builds::{binary, refusals_of},
-    error::{Result, Tried},
+    error::{Error, Result, Tried},
     netns::NetNs,
 };
 
@@ -85,7 +85,17 @@ impl OrdinaryUser {
     /// It can't be copied.
     pub fn install(&self, program: &Path, name: &str) -> Result<()> {
         let to = self.file(name);
-        fs::copy(program, &to).tried("copy a program")?;
+        // By a process: a child that another test forks would have this one's descriptor for writing
+        // until its `exec`, and a program that somebody may write is not run (ETXTBSY).
+        let copied = Command::new("cp").arg(program).arg(&to).status();
+        let copied = copied.tried("copy a program")?;
+        if !copied.success() {
+            return Err(Error::unexpected(format!(
+                "cp {} {}: {copied}",
+                program.display(),
+                to.display()
+            )));
+        }
         permit(&to, 0o755)
     }
 
