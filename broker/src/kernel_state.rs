@@ -63,7 +63,7 @@ pub(crate) use self::{
     },
     hook_places::HookPlaces,
     host_nat::HostNatWatch,
-    ipv6::{Ipv6Wish, leads_to_ipv6},
+    ipv6::{Ipv6Wish, ipv6_status, leads_to_ipv6},
     network_view::view as network_view,
     pacing::Pacing,
     reserve::{ResourceTaken, reserve},

@@ -2,9 +2,10 @@
 //!
 //! The start refuses to share guests' tuples with it ([`crate::host::check_tuples`]), and so do later requests
 //! that would bring such sharing: a VM, a policy, a pool, an uplink, routes that a policy names, by the
-//! devices that these lead to at that time. What the host does by itself afterwards can't be refused. It is noticed and logged: rules of nftables by the kernel's notices,
-//! within [`SETTLES_IN`] or, if looks are costly or frequent, [`APART`]; legacy iptables and the ports
-//! of the host's sockets at the next regular look.
+//! devices that these lead to at that time. What the host does by itself afterwards can't be refused.
+//! It is noticed and logged: rules of nftables by the kernel's notices, within [`SETTLES_IN`] or, if
+//! looks are costly or frequent, [`APART`]; legacy iptables and the ports of the host's sockets at the
+//! next regular look.
 //!
 //! While something is shared, ports of connections that the host's NAT has by then are left alone, as
 //! those of its sockets are: guests' new flows do not take their tuples. The other way round nothing

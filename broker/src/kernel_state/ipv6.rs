@@ -6,6 +6,7 @@
 //! for it, so nothing of the guest waits.
 use std::{collections::HashMap, net::IpAddr};
 
+use slipgate_abi::Ip6;
 use slipgate_control::{
     netlink::{Network, Route, Table},
     vm,
@@ -202,12 +203,20 @@ impl Attached {
     pub(super) fn ipv6_status(&self, vm: &ServedVm) -> Option<GuestIpv6Status> {
         let net = vm.ipv6?;
         let row = self.datapath.maps().vm6(vm.open.row)?.copy();
-        let bound = row.guests.into_iter().map(std::net::Ipv6Addr::from);
-        Some(GuestIpv6Status {
-            prefix: net.prefix.to_string(),
-            gateway: net.gateway(),
-            addresses: bound.filter(|address| !address.is_unspecified()).collect(),
-        })
+        Some(ipv6_status(&net, row.guests))
+    }
+}
+
+/// Returns the IPv6 of a guest as clients see it. `bound`: the addresses of its row, `::` in free places.
+pub(crate) fn ipv6_status(
+    net: &GuestIpv6,
+    bound: impl IntoIterator<Item = Ip6>,
+) -> GuestIpv6Status {
+    let bound = bound.into_iter().filter(|it| !it.is_unspecified());
+    GuestIpv6Status {
+        prefix: net.prefix.to_string(),
+        gateway: net.gateway(),
+        addresses: bound.map(std::net::Ipv6Addr::from).collect(),
     }
 }
 

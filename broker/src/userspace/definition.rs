@@ -4,14 +4,15 @@
 //! that is its policy, quotas, labels and ports of the host's loopback; the rest is the command line's for
 //! as long as the guest runs.
 use slipgate_ipc::client::{
-    ClientAnswer, ClientId, GuestIpv6Status, PolicyStatus, Replaces, Version, VmChange,
-    VmDefinition, VmState, VmStatus,
+    ClientAnswer, ClientId, PolicyStatus, Replaces, Version, VmChange, VmDefinition, VmState,
+    VmStatus,
 };
 use slipgate_policy::document::{LoadedPolicies, PutPolicy, check_named, inline_name, is_inline};
 
 use super::{Served, policy::Changed};
 use crate::{
     config::{Config, VmConfig},
+    kernel_state::ipv6_status,
     policy_apply::check_unused,
 };
 
@@ -25,12 +26,7 @@ impl Served {
         let row = self.place.open.row;
         let ipv6 = self.vm.spec.ipv6.map(|net| {
             let guests = maps.vm6(row).map(|row| row.copy().guests);
-            let bound = guests.into_iter().flatten().map(std::net::Ipv6Addr::from);
-            GuestIpv6Status {
-                prefix: net.prefix.to_string(),
-                gateway: net.gateway(),
-                addresses: bound.filter(|address| !address.is_unspecified()).collect(),
-            }
+            ipv6_status(&net, guests.into_iter().flatten())
         });
         VmStatus {
             definition: self.definition(),

@@ -55,6 +55,14 @@ impl Ip6 {
         octets: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
     };
 
+    /// Group to which solicitations for this address are sent (RFC 4291 section 2.7.1).
+    pub const fn solicited_node(self) -> Self {
+        let [.., a, b, c] = self.octets;
+        Self {
+            octets: [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c],
+        }
+    }
+
     /// The address whose octets in a packet were read as native-endian words.
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {

@@ -15,7 +15,7 @@ use std::{
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
 };
 
-use slipgate_abi::IfIndex;
+use slipgate_abi::{IfIndex, Ip6};
 
 use crate::{Error, Result};
 
@@ -153,8 +153,7 @@ fn unbound_socket() -> io::Result<UdpSocket> {
 
 /// Group to which neighbours send solicitations for an address (RFC 4291 section 2.7.1).
 fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
-    const PREFIX: u128 = 0xff02_0000_0000_0000_0000_0001_ff00_0000;
-    Ipv6Addr::from_bits(PREFIX | address.to_bits() & 0xff_ffff)
+    Ip6::from(address).solicited_node().into()
 }
 
 fn failed_by(what: String, answer: io::Error) -> Error {

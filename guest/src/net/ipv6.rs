@@ -1,9 +1,9 @@
 //! The guest's IPv6 address, of the prefix that a router advertises (RFC 4861, RFC 4862).
 //!
 //! CPU 0 asks for a router when a workload needs IPv6, and the guest takes the first one that
-//! advertised a prefix for addresses, asked or not. Until then it sends nothing by IPv6. The address ends in the MAC address (EUI-64). The guest probes
-//! for its addresses once, and uses them meanwhile (as RFC 4429): it is alone with its router, which
-//! learns of them by the probes.
+//! advertised a prefix for addresses, asked or not. Until then it sends nothing by IPv6. The address
+//! ends in the MAC address (EUI-64). The guest probes for its addresses once, and uses them meanwhile
+//! (as RFC 4429): it is alone with its router, which learns of them by the probes.
 
 use core::net::Ipv6Addr;
 

@@ -2,6 +2,8 @@
 //! multicast routers.
 use std::net::Ipv6Addr;
 
+use slipgate_abi::Ip6;
+
 use crate::packet::{Malformed, checksum::Sum};
 
 /// All nodes on the link.
@@ -161,8 +163,7 @@ pub fn parse(packet: &[u8]) -> Result<Ndp, Malformed> {
 
 /// Returns the group to which solicitations for an address are sent (RFC 4291 section 2.7.1).
 pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
-    const PREFIX: u128 = 0xff02_0000_0000_0000_0000_0001_ff00_0000;
-    Ipv6Addr::from_bits(PREFIX | address.to_bits() & 0xff_ffff)
+    Ip6::from(address).solicited_node().into()
 }
 
 /// A neighbour advertisement to be built.
