@@ -13,6 +13,7 @@ use crate::{
     addresses_ipv6::HOST6,
     error::Result,
     ethtool,
+    frame::Mac,
     impairment::{Impairment, ImpairmentCounts},
     netns::NetNs,
     owner,
@@ -25,6 +26,8 @@ use crate::{
 pub const UPLINK: &str = "up0";
 /// The world's end of the uplink.
 pub const WORLD_LINK: &str = "w0";
+/// MAC address of slipgate's gateway, the same in every guest's network.
+pub const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// The world's router address on the uplink.
 pub const ROUTER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// The host's first address on the uplink.

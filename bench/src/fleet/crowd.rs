@@ -7,6 +7,7 @@ use slipgate_testbed::{
     World, affinity,
     frame::{FrameBuilder, Mac, with_vnet},
     tap::TapQueue,
+    world::GATEWAY_MAC,
 };
 
 use super::daemon::{Daemon, GUEST};
@@ -14,8 +15,6 @@ use crate::{contender, injector::Injector, machine::Pinning};
 
 /// Any: slipgate does not ask for one here.
 pub(crate) const GUEST_MAC: Mac = [0x02, 0, 0, 0, 0, 0x15];
-/// That of slipgate's gateway.
-pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// The payload of a frame of 64 bytes.
 const PAYLOAD_BYTES: usize = 22;
 

@@ -35,7 +35,6 @@ const WINDOW_BYTES: u64 = 8 * JOINED as u64 * DATAGRAM as u64;
 const LOST_AFTER: Duration = Duration::from_millis(2);
 /// Time after which a receiver looks whether it is to end.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-
 const JOINED_UP: [Metric; 2] = [
     Unit::GigabitsPerSecond.of("rootless UDP GSO up"),
     Unit::Milliseconds.of("rootless UDP GSO up CPU per Gb"),

@@ -14,13 +14,14 @@ use slipgate_testbed::{
     servers::{UdpServer, UdpService},
     signal,
     tap::TapQueue,
+    world::GATEWAY_MAC,
 };
 
 use crate::{
     contender::{self, Link, scheduled},
     family::Family,
     fleet::{
-        crowd::{GATEWAY_MAC, GUEST_MAC},
+        crowd::GUEST_MAC,
         daemon::{Daemon, GUEST, own_kib},
     },
     generator::{Arrivals, drop_on_arrival},

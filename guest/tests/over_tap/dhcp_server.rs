@@ -1,17 +1,11 @@
 //! A DHCP server for one client, on a kernel socket.
 
-use std::{
-    net::{Ipv4Addr, UdpSocket},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, UdpSocket};
 
 use slipgate_testbed::NetNs;
 use smoltcp::wire::{DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr};
+
+use crate::served::Served;
 
 /// Configuration that the server offers.
 #[derive(Clone, Copy)]
@@ -24,8 +18,7 @@ pub(crate) struct Offer {
 
 /// DHCP server, which stops when dropped.
 pub(crate) struct DhcpServer {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _served: Served,
 }
 
 impl DhcpServer {
@@ -33,40 +26,19 @@ impl DhcpServer {
     pub(crate) fn start(ns: &NetNs, device: &str, offer: Offer) -> DhcpServer {
         let socket = ns.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 67)).unwrap());
         socket.set_broadcast(true).unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_millis(20)))
-            .unwrap();
         ns.ip(&format!(
             "route replace broadcast 255.255.255.255 dev {device}"
         ))
         .unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let serve = move || {
-            let mut buffer = [0; 2048];
-            while !stopped.load(Ordering::Relaxed) {
-                let Ok((len, _)) = socket.recv_from(&mut buffer) else {
-                    continue;
-                };
-                if let Some(answer) = answer(&buffer[..len], offer) {
-                    socket
-                        .send_to(&answer, (Ipv4Addr::BROADCAST, 68))
-                        .expect("broadcast an answer");
-                }
+        let answer = move |socket: &UdpSocket, request: &[u8]| {
+            if let Some(answer) = answer(request, offer) {
+                socket
+                    .send_to(&answer, (Ipv4Addr::BROADCAST, 68))
+                    .expect("broadcast an answer");
             }
         };
         DhcpServer {
-            stop,
-            thread: Some(ns.thread("dhcp-server", serve)),
-        }
-    }
-}
-
-impl Drop for DhcpServer {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            _served: Served::start(ns, "dhcp-server", socket, answer),
         }
     }
 }

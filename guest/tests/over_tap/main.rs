@@ -3,6 +3,7 @@
 mod dhcp_server;
 mod machine;
 mod router;
+mod served;
 
 use std::{
     collections::HashMap,

@@ -4,15 +4,11 @@ use std::{
     io,
     net::{Ipv6Addr, SocketAddrV6, UdpSocket},
     os::fd::{AsRawFd, FromRawFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
-    time::Duration,
 };
 
 use slipgate_testbed::NetNs;
+
+use crate::served::Served;
 
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -23,8 +19,7 @@ const HOP_LIMIT: libc::c_int = 255;
 
 /// Router that answers each solicitation, and stops when dropped.
 pub(crate) struct Router {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    _served: Served,
 }
 
 impl Router {
@@ -34,34 +29,15 @@ impl Router {
         let index: u32 = index.split(':').next().unwrap().parse().unwrap();
         let socket = ns.run(socket);
         socket.join_multicast_v6(&ALL_ROUTERS, index).unwrap();
-        socket
-            .set_read_timeout(Some(Duration::from_millis(20)))
-            .unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let serve = move || {
-            let mut buffer = [0; 2048];
-            while !stopped.load(Ordering::Relaxed) {
-                let asked = socket.recv_from(&mut buffer);
-                if asked.is_ok_and(|_| buffer[0] == ROUTER_SOLICITATION) {
-                    let to = SocketAddrV6::new(ALL_NODES, 0, 0, index);
-                    let sent = socket.send_to(&advertisement(prefix, mtu), to);
-                    sent.expect("advertise a prefix");
-                }
+        let answer = move |socket: &UdpSocket, asked: &[u8]| {
+            if asked.first() == Some(&ROUTER_SOLICITATION) {
+                let to = SocketAddrV6::new(ALL_NODES, 0, 0, index);
+                let sent = socket.send_to(&advertisement(prefix, mtu), to);
+                sent.expect("advertise a prefix");
             }
         };
         Router {
-            stop,
-            thread: Some(ns.thread("router", serve)),
-        }
-    }
-}
-
-impl Drop for Router {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            _served: Served::start(ns, "router", socket, answer),
         }
     }
 }

@@ -94,7 +94,10 @@ use std::{
 };
 
 use matrix::{Cell, Mode};
-use slipgate_testbed::frame::{FrameBuilder, Mac};
+use slipgate_testbed::{
+    frame::{FrameBuilder, Mac},
+    world::GATEWAY_MAC,
+};
 use stand::Stand;
 
 /// Longer than anything takes that happens at all, on a machine that has other work as well.
@@ -103,8 +106,6 @@ const WAIT: Duration = Duration::from_secs(30);
 const BRIEFLY: Duration = Duration::from_millis(300);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// The gateway's MAC, the same in every guest's network.
-const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// MAC address of every guest.
 const GUEST_MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 /// The resolver that the lease names.

@@ -56,9 +56,7 @@ fn debian_6_1_under_slipgate_run() {
 #[test]
 fn debian_6_1_boots_from_an_ext4_root() {
     let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
-    let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
-    let found = found.and_then(|kernel| on_path("mkfs.ext4").map(|_| kernel));
-    let kernel = match found {
+    let kernel = match kernel_with_mkfs() {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
@@ -67,9 +65,7 @@ fn debian_6_1_boots_from_an_ext4_root() {
         initramfs: Some(root_initramfs(&kernel).unwrap()),
         disk: Some(root_disk(&Client::new(), &kernel).unwrap()),
     };
-    let runs = boot_all(&kernel, &inner, vec![NestedVmm::Slipgate]);
-    print_counts(&runs);
-    judge(&runs).unwrap_or_else(|why| panic!("{why}"));
+    boots_under_slipgate(&kernel, &inner);
 }
 
 /// Names a kernel (bzImage) with the drivers of `src/rig/root_kernel.config` built in, which says how to
@@ -82,9 +78,7 @@ fn a_kernel_with_the_disk_built_in_boots_from_it_without_an_initrd() {
         return left_out!("{ROOT_KERNEL} names no kernel");
     };
     let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
-    let found = Machine::is_possible().and_then(|()| Kernel::find("6.1"));
-    let found = found.and_then(|kernel| on_path("mkfs.ext4").map(|_| kernel));
-    let kernel = match found {
+    let kernel = match kernel_with_mkfs() {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
@@ -93,7 +87,19 @@ fn a_kernel_with_the_disk_built_in_boots_from_it_without_an_initrd() {
         initramfs: None,
         disk: Some(root_disk(&Client::new(), &kernel).unwrap()),
     };
-    let runs = boot_all(&kernel, &inner, vec![NestedVmm::Slipgate]);
+    boots_under_slipgate(&kernel, &inner);
+}
+
+/// The kernel of the tests here, on a machine that can make their disks, too.
+fn kernel_with_mkfs() -> slipgate_testbed::Result<Kernel> {
+    Machine::is_possible()?;
+    let kernel = Kernel::find("6.1")?;
+    on_path("mkfs.ext4")?;
+    Ok(kernel)
+}
+
+fn boots_under_slipgate(kernel: &Kernel, inner: &Inner) {
+    let runs = boot_all(kernel, inner, vec![NestedVmm::Slipgate]);
     print_counts(&runs);
     judge(&runs).unwrap_or_else(|why| panic!("{why}"));
 }

@@ -15,7 +15,7 @@ use slipgate_testbed::{
     clients::api::ApiClient,
     frame::{FrameBuilder, Mac, Packet, tcp_flags, with_vnet},
     tap::{TapQueue, VNET_HDR_LEN},
-    world::{SERVER, UPLINK},
+    world::{GATEWAY_MAC, SERVER, UPLINK},
 };
 
 use super::{GUEST, WAIT, allow_descriptors};
@@ -26,7 +26,6 @@ const EACH: usize = 20;
 const AT_ONCE: usize = 10;
 const SERVICE: SocketAddrV4 = SocketAddrV4::new(SERVER, 7000);
 const GUEST_MAC: Mac = [0x02, 0, 0, 0, 0, 0x15];
-const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 const FIRST_PORT: u16 = 40_000;
 
 /// One end of a connection, that of a guest.

@@ -16,7 +16,7 @@ use slipgate_testbed::{
     frame::{FrameBuilder, Mac, tcp_flags},
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     slipgate::FlowRow,
-    world::{SERVER_2, UPLINK},
+    world::{GATEWAY_MAC, SERVER_2, UPLINK},
     world_ipv6::{GUEST6, SERVER6_2},
 };
 
@@ -32,7 +32,6 @@ const NO_SYN_LOST: Duration = Duration::from_millis(950);
 const A_TURN: Duration = Duration::from_millis(3);
 const ROUNDS: usize = 10;
 const GUEST_MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
-const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// 802.1Q: what bears it is dropped before anything else is looked at.
 const VLAN_TAG: [u8; 4] = [0x81, 0, 0, 7];
 
