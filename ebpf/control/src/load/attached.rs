@@ -10,7 +10,7 @@ use slipgate_abi::{IfIndex, portframe::is_port_device};
 
 use super::Datapath;
 use crate::{
-    Result,
+    Error, Result,
     attach::{
         Attached, AttachedBy, Hook, Program, XdpMode, chain, chain::Standing, clsact, explain,
         link, pinned, program_id,
@@ -78,10 +78,13 @@ impl Datapath {
         // the readers of the one before.
         let programs = [Program::GuestEgress, Program::GuestShut];
         let _lock = self.lock()?;
-        let by_tcx = bpf::tcx_programs(ifindex);
-        let has_tcx = by_tcx.is_ok();
-        if by_tcx.is_ok_and(|programs| !programs.is_empty()) {
-            return Ok(false);
+        let has_tcx = has_tcx(ifindex);
+        if has_tcx {
+            let what = format!("list the tcx programs of the device with index {ifindex}");
+            let by_tcx = bpf::tcx_programs(ifindex).map_err(Error::os(what))?;
+            if !by_tcx.is_empty() {
+                return Ok(false);
+            }
         }
         let mut requests = netlink::Requests::open()?;
         let failed = |error| explain(error, Program::GuestEgress, ifindex);
