@@ -404,6 +404,20 @@ fn ipv6_prefixes_that_are_routed_are_shared_out() {
         ],
     );
     refused("--tap t --ipv6 routed", &["--ipv6", "routed:PREFIX"]);
+    let forwards = |one: &str| {
+        let prefix = "--tap t --ipv6 routed:2001:db8:1::/64";
+        format!("{prefix} --forward {one} --forward tcp:[2001:db8:1::9]:443:443")
+    };
+    refused(
+        &forwards("tcp:own:443"),
+        &[
+            "2001:db8:1::9",
+            "own address is open by tcp:own:443 already",
+        ],
+    );
+    // The host's port is another one.
+    let of_both = config(&forwards("tcp:443:80")).unwrap();
+    assert_eq!(of_both.forwards.iter().filter(|f| f.is_own).count(), 1);
     let singles = prefixes("--tap t --tap u --ipv6 routed:2001:db8::8/126");
     assert_ne!(singles[0], singles[1]);
     for address in singles {
