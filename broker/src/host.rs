@@ -11,12 +11,11 @@ mod user_dir;
 
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
 use slipgate_control::{host::HostFacts, netlink::Link};
-use slipgate_policy::parse_resolv_conf;
 
 pub(crate) use self::{
     bound_ports::bound,
@@ -94,23 +93,14 @@ pub fn tap_hints<'a>(links: impl Iterator<Item = &'a Link>) -> Vec<String> {
     hints.into_iter().flatten().collect()
 }
 
-/// Returns the IPv4 resolvers of a resolv.conf(5). systemd-resolved's stub is usable: the engine's
-/// sockets on this host send the questions.
-pub fn resolvers(text: &str) -> Vec<SocketAddrV4> {
-    parse_resolv_conf(text)
-        .into_iter()
-        .filter_map(|resolver| match resolver {
-            SocketAddr::V4(v4) => Some(v4),
-            SocketAddr::V6(_) => None,
-        })
-        .collect()
-}
-
 /// Returns why a resolver can't be reached from this network namespace, as far as that is known
 /// without sending a question; `None` if no reason is known.
-pub fn resolver_problem(resolver: SocketAddrV4) -> Option<String> {
+pub fn resolver_problem(resolver: SocketAddr) -> Option<String> {
     let reach = || -> io::Result<()> {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let socket = match resolver {
+            SocketAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
+            SocketAddr::V6(_) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?,
+        };
         socket.connect(resolver)?;
         if resolver.ip().is_loopback() {
             // Nothing that wants an answer: where nobody listens the kernel says so at once.

@@ -9,6 +9,7 @@ mod guard_list;
 mod hook_places;
 mod host_nat;
 mod ipv6;
+mod listening;
 mod network_view;
 mod pacing;
 mod reserve;

@@ -191,6 +191,7 @@ impl Broker {
                 self.look_at_resolvers()?;
                 self.parts.attached.look_at_guards();
                 self.parts.attached.look_at_places();
+                self.parts.attached.look_at_groups();
                 self.parts.attached.look_at_unnoticed_nat();
             }
         }

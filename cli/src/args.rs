@@ -243,8 +243,8 @@ pub(crate) struct NatArgs {
     /// MTU given to guests, bytes [default: the TAP's]
     #[arg(long, value_name = "N", value_parser = mtu, allow_negative_numbers = true)]
     pub(crate) mtu: Option<u32>,
-    /// Resolver to forward guests' questions to; may be given several times; or none, and every
-    /// question is refused [default: the host's]
+    /// Resolver to forward guests' questions to, of IPv6 with a port as [A]:P; may be given several
+    /// times; or none, and every question is refused [default: the host's]
     #[arg(long, value_name = "A[:P]|none")]
     pub(crate) dns: Vec<String>,
 

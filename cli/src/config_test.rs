@@ -231,9 +231,12 @@ fn forwards_are_one_per_port_and_know_their_vm() {
 
 #[test]
 fn the_rest_has_limits_too() {
-    let c = config("--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1")
-        .unwrap();
-    let resolvers = ["192.0.2.53:53", "192.0.2.54:5353"].map(|a| a.parse().unwrap());
+    let c = config(
+        "--tap t --dns 192.0.2.53 --dns 2001:db8::53 --dns [2001:db8::54]:5353 --nat-address 198.51.100.1",
+    )
+    .unwrap();
+    let resolvers =
+        ["192.0.2.53:53", "[2001:db8::53]:53", "[2001:db8::54]:5353"].map(|a| a.parse().unwrap());
     let asked = |flags: &str| config(flags).unwrap().flags.resolvers().unwrap();
     assert_eq!(
         c.flags.resolvers().unwrap(),
@@ -247,6 +250,10 @@ fn the_rest_has_limits_too() {
     );
     assert_eq!(c.nat_address, Some(Ipv4Addr::new(198, 51, 100, 1)));
     refused("--tap t --dns resolver", &["--dns resolver", "192.0.2.53"]);
+    for of_a_link in ["fe80::1", "fe80::1%eth0", "[fe80::1%2]:53"] {
+        let flags = format!("--tap t --dns {of_a_link}");
+        refused(&flags, &[of_a_link, "of one link", "global"]);
+    }
     refused(
         "--tap t --nat-ports 65000",
         &["--nat-ports 65000", "61000-65535"],
@@ -397,6 +404,20 @@ fn ipv6_prefixes_that_are_routed_are_shared_out() {
         ],
     );
     refused("--tap t --ipv6 routed", &["--ipv6", "routed:PREFIX"]);
+    let forwards = |one: &str| {
+        let prefix = "--tap t --ipv6 routed:2001:db8:1::/64";
+        format!("{prefix} --forward {one} --forward tcp:[2001:db8:1::9]:443:443")
+    };
+    refused(
+        &forwards("tcp:own:443"),
+        &[
+            "2001:db8:1::9",
+            "own address is open by tcp:own:443 already",
+        ],
+    );
+    // The host's port is another one.
+    let of_both = config(&forwards("tcp:443:80")).unwrap();
+    assert_eq!(of_both.forwards.iter().filter(|f| f.is_own).count(), 1);
     let singles = prefixes("--tap t --tap u --ipv6 routed:2001:db8::8/126");
     assert_ne!(singles[0], singles[1]);
     for address in singles {

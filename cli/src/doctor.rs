@@ -8,7 +8,7 @@ mod user_mode;
 
 #[cfg(target_arch = "x86_64")]
 use std::os::fd::OwnedFd;
-use std::{fmt::Display, fs, net::SocketAddrV4, path::Path, process::ExitCode};
+use std::{fmt::Display, fs, net::SocketAddr, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_abi::portframe::PORT_DEVICE;
@@ -18,6 +18,7 @@ use slipgate_broker::host::{self, hybrid, offers_tso};
 use slipgate_control::{
     Network, NetworkWatch, ReadOnlyMaps, Sizes, host::HostFacts, object, probe,
 };
+use slipgate_policy::parse_resolv_conf;
 
 use self::host_nat::Planned;
 #[cfg(target_arch = "x86_64")]
@@ -123,7 +124,7 @@ fn examine(
         host_nat(&facts, network, uplink)
     }));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
+    findings.push(resolvers_found(&parse_resolv_conf(&resolv_conf)));
     findings.extend(host_found(&facts));
     findings
 }
@@ -136,7 +137,7 @@ fn stub_found<E: Display>(what: &str, state: State, error: Option<E>) -> Option<
 }
 
 /// Reports on the resolvers that answer guests' questions unless `--dns` names others.
-fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
+fn resolvers_found(resolvers: &[SocketAddr]) -> Finding {
     let what = "resolver";
     let (mut usable, mut problems) = (Vec::new(), Vec::new());
     for resolver in resolvers {
@@ -149,7 +150,8 @@ fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
         return Finding::ok(what, usable.join(", "));
     }
     let found = match problems.is_empty() {
-        true => "/etc/resolv.conf names none with an IPv4 address".into(),
+        true => "/etc/resolv.conf names none that can be asked (those of a link, fe80::/10, can't)"
+            .into(),
         false => problems.join("; "),
     };
     let remedy = "guests' questions will fail: give --dns a resolver that can be reached from here";

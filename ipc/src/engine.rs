@@ -6,7 +6,7 @@
 mod request;
 mod start;
 
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,7 @@ pub enum ToEngine<F = OwnedFd> {
     /// Changed routes, addresses or links of the host.
     Network(NetworkView),
     /// Changed resolvers of the host.
-    Resolvers(Vec<SocketAddrV4>),
+    Resolvers(Vec<SocketAddr>),
     /// Ports among the translated ones that sockets of the host hold: IP protocol and port.
     ReservedPorts(Vec<(u8, u16)>),
     /// Reopened or replaced file of the flow log.

@@ -95,7 +95,9 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         policies: Tag(first_lock + locks),
         forward_rules: RuleIndex::new(3),
         forward_texts: vec!["--forward tcp:80:80".into()],
-        resolvers: vec!["192.0.2.53:53".parse().unwrap()],
+        resolvers: ["192.0.2.53:53", "[2001:db8::53]:53"]
+            .map(|resolver| resolver.parse().unwrap())
+            .into(),
         nat_ports: (61_000, 65_535),
         eim_ports: Some((50_000, 59_999)),
         reserved_ports: vec![(6, 61_001)],

@@ -1,5 +1,5 @@
 //! Resolvers of the host, as resolv.conf(5) lists them.
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 
 use crate::DNS_PORT;
 
@@ -7,8 +7,8 @@ use crate::DNS_PORT;
 const MAX_RESOLV_CONF: usize = 3;
 
 /// Resolvers in the `nameserver` lines of a resolv.conf(5) file, as the C library reads them: the
-/// first three, without invalid ones. A link-local address may name its link by number
-/// (`fe80::1%2`).
+/// first three that can be asked. A link-local address (`fe80::1%eth0`) can't: it is of one link, and
+/// the questions leave by the link that routes name.
 pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
     text.lines()
         .filter_map(|line| {
@@ -17,28 +17,33 @@ pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
                 .then(|| words.next())
                 .flatten()
         })
-        .filter_map(|word| match word.split_once('%') {
-            None => parse_resolver(word),
-            Some((address, link)) => Some(SocketAddr::V6(SocketAddrV6::new(
-                address.parse::<Ipv6Addr>().ok()?,
-                DNS_PORT,
-                0,
-                link.parse().ok()?,
-            ))),
-        })
+        .filter_map(parse_resolver)
+        .filter(|resolver| !is_of_a_link(*resolver))
         .take(MAX_RESOLV_CONF)
         .collect()
 }
 
-/// Parses `A`, `A:P`, `[A]` or `[A]:P`; the port is 53 by default.
-fn parse_resolver(text: &str) -> Option<SocketAddr> {
+/// Whether a resolver's address is of one link, which it does not name: `fe80::/10`.
+pub(crate) fn is_of_a_link(resolver: SocketAddr) -> bool {
+    match resolver {
+        SocketAddr::V6(v6) => v6.ip().is_unicast_link_local(),
+        SocketAddr::V4(_) => false,
+    }
+}
+
+/// Parses `A`, `A:P`, `[A]` or `[A]:P`; the port is 53 by default. An IPv4 address in IPv6 form is of
+/// IPv4.
+pub(crate) fn parse_resolver(text: &str) -> Option<SocketAddr> {
     let bare = text
         .strip_prefix('[')
         .and_then(|t| t.strip_suffix(']'))
         .unwrap_or(text);
     let address = || bare.parse::<IpAddr>().map(|a| SocketAddr::new(a, DNS_PORT));
-    let resolver: SocketAddr = text.parse().or_else(|_| address()).ok()?;
-    (resolver.port() != 0 && !resolver.ip().is_unspecified()).then_some(resolver)
+    let given: SocketAddr = text.parse().or_else(|_| address()).ok()?;
+    let ip = given.ip().to_canonical();
+    let names_a_link = text.contains('%');
+    let is_one = given.port() != 0 && !ip.is_unspecified() && !ip.is_multicast();
+    (is_one && !names_a_link).then(|| SocketAddr::new(ip, given.port()))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ fn a_resolver_is_an_address_with_or_without_port() {
         ("2620:fe::fe", "[2620:fe::fe]:53"),
         ("[2620:fe::fe]", "[2620:fe::fe]:53"),
         ("[::1]:54", "[::1]:54"),
+        ("::ffff:192.0.2.53", "192.0.2.53:53"),
     ] {
         assert_eq!(parse_resolver(given), Some(at(meant)));
     }
@@ -23,6 +24,15 @@ fn a_resolver_is_an_address_with_or_without_port() {
         "1.2.3.4:0",
         "1.2.3.4:99999",
         "0.0.0.0",
+        "::",
+        "::ffff:0.0.0.0",
+        "[2620:fe::fe]:0",
+        "[2620:fe::fe",
+        "ff02::fb",
+        "224.0.0.251",
+        "fe80::1%3",
+        "[fe80::1%3]:53",
+        "[2620:fe::fe%3]:53",
     ] {
         assert_eq!(parse_resolver(bad), None, "{bad}");
     }
@@ -33,6 +43,7 @@ fn resolv_conf_is_read_as_its_readers_do() {
     let text = "# a comment\n\
                 ; another\n\
                 search example.com\n\
+                nameserver fe80::1\n\
                 nameserver 10.0.0.1\n\
                 \tnameserver\t10.0.0.2  # behind\n\
                 nameservers 10.0.0.9\n\
@@ -40,10 +51,10 @@ fn resolv_conf_is_read_as_its_readers_do() {
                 nameserver\n\
                 nameserver fe80::1%3\n\
                 nameserver fe80::1%eth0\n\
+                nameserver 2620:fe::fe\n\
                 nameserver 10.0.0.4\n\
                 options edns0\n";
-    let v6 = SocketAddrV6::new("fe80::1".parse().unwrap(), 53, 0, 3);
-    let expected = [at("10.0.0.1:53"), at("10.0.0.2:53"), SocketAddr::V6(v6)];
+    let expected = ["10.0.0.1:53", "10.0.0.2:53", "[2620:fe::fe]:53"].map(at);
     assert_eq!(parse_resolv_conf(text), expected);
     assert_eq!(parse_resolv_conf(""), []);
 }

@@ -10,7 +10,7 @@ use slipgate_ipc::client::VmDefinition;
 use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::{
     ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, PutPolicy, Quotas, Reader, VmChoice,
-    check_dns, check_vms, forwards, policy_of, quotas_named,
+    check_clashes, check_dns, check_vms, forwards, policy_of, quotas_named,
 };
 
 use super::{Config, VmConfig, files::from_disk};
@@ -96,6 +96,7 @@ impl Config {
             let routed = self.vms.get(forward.vm);
             forward.settle_own(routed.and_then(|vm| self.routed_prefix_of(vm)))?;
         }
+        check_clashes(&forwards, &names)?;
         self.forwards = forwards;
         self.check_source_ports(&self.forwards)?;
         self.check_host_loopback()
@@ -183,6 +184,7 @@ impl Config {
         let routed = self.routed_prefix_of(vm);
         let mut all = forwards.iter_mut();
         all.try_for_each(|forward| forward.settle_own(routed))?;
+        check_clashes(&forwards, &[&vm.name])?;
         vm.forwards = forwards;
         self.check_source_ports(&vm.forwards)?;
         self.check_loopback_of(vm)?;
@@ -207,7 +209,11 @@ impl Config {
                 return Err(ConfigError::new("--forward", forward.spec, problem, remedy));
             }
             let other = forward.in_ipv6().filter(|_| !is_off && host_has_ipv6);
-            all.push(forward);
+            // Each is of one from now on.
+            all.push(Forward {
+                is_of_both: false,
+                ..forward
+            });
             all.extend(other);
         }
         Ok(all)

@@ -1,11 +1,11 @@
 //! Resolvers of the host, from its resolv.conf(5). They serve VMs whose policy names none.
 use std::{
     fs,
-    net::SocketAddrV4,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
-use super::resolvers;
+use slipgate_policy::parse_resolv_conf;
 
 /// File that names the host's resolvers: resolv.conf(5).
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
@@ -14,7 +14,7 @@ pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 #[derive(Debug)]
 pub(crate) struct HostResolvers {
     file: PathBuf,
-    now: Vec<SocketAddrV4>,
+    now: Vec<SocketAddr>,
 }
 
 impl HostResolvers {
@@ -30,13 +30,13 @@ impl HostResolvers {
         }
     }
 
-    pub(crate) fn now(&self) -> &[SocketAddrV4] {
+    pub(crate) fn now(&self) -> &[SocketAddr] {
         &self.now
     }
 
     /// Reads the resolvers again. Returns them if they changed. A file without resolvers is assumed
     /// to be incomplete, so the former ones remain.
-    pub(crate) fn changed(&mut self) -> Option<Vec<SocketAddrV4>> {
+    pub(crate) fn changed(&mut self) -> Option<Vec<SocketAddr>> {
         let found = read(&self.file);
         if found.is_empty() || found == self.now {
             return None;
@@ -46,8 +46,9 @@ impl HostResolvers {
     }
 }
 
-fn read(file: &Path) -> Vec<SocketAddrV4> {
-    resolvers(&fs::read_to_string(file).unwrap_or_default())
+/// systemd-resolved's stub is usable: the engine's sockets on this host send the questions.
+fn read(file: &Path) -> Vec<SocketAddr> {
+    parse_resolv_conf(&fs::read_to_string(file).unwrap_or_default())
 }
 
 #[cfg(test)]

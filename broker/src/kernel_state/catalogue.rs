@@ -6,14 +6,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
+    net::IpAddr,
     ops::Range,
     path::Path,
 };
 
 use anyhow::{Context as _, bail};
-use ipnet::IpNet;
-use slipgate_abi::forward::DenyKey;
-use slipgate_control::maps::DenyPrefix;
+use slipgate_abi::forward::{DenyKey, DenyKey6};
+use slipgate_control::maps::{DenyPrefix, DenyPrefix6};
 use slipgate_policy::{
     Described, LocalAddresses, MOST_POLICIES, Policy, PolicySet,
     document::{LoadedPolicies, LoadedPolicy},
@@ -325,23 +325,38 @@ fn check_number(policies: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A key of the guard's list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Denied {
+    V4(DenyPrefix),
+    V6(DenyPrefix6),
+}
+
 /// Returns the keys of the guard's list under a number for what a policy denies whole, with the
 /// rules.
-pub(crate) fn denied(policy: &Policy, number: u32) -> impl Iterator<Item = (DenyPrefix, u32)> {
+pub(crate) fn denied(policy: &Policy, number: u32) -> impl Iterator<Item = (Denied, u32)> {
+    let number = number.to_be_bytes();
     let all = policy.deny_prefixes().into_iter();
-    all.filter_map(move |(prefix, rule)| {
-        // The guard drops no IPv6 by its destination: the engine judges that.
-        let IpNet::V4(prefix) = prefix else {
-            return None;
+    all.map(move |(prefix, rule)| {
+        // The number is compared too.
+        let prefix_len = 32 + u32::from(prefix.prefix_len());
+        let key = match prefix.addr() {
+            IpAddr::V4(remote) => Denied::V4(DenyPrefix {
+                prefix_len,
+                key: DenyKey {
+                    policy: number,
+                    remote: remote.into(),
+                },
+            }),
+            IpAddr::V6(remote) => Denied::V6(DenyPrefix6 {
+                prefix_len,
+                key: DenyKey6 {
+                    policy: number,
+                    remote: remote.octets(),
+                },
+            }),
         };
-        let key = DenyPrefix {
-            prefix_len: 32 + u32::from(prefix.prefix_len()),
-            key: DenyKey {
-                policy: number.to_be_bytes(),
-                remote: prefix.addr().into(),
-            },
-        };
-        Some((key, rule.0))
+        (key, rule.0)
     })
 }
 

@@ -15,7 +15,8 @@ impl Attached {
         let hosts = self.resolvers.now();
         if hosts.is_empty() {
             tracing::warn!(
-                "the host has no IPv4 resolver ({RESOLV_CONF}): guests' questions will fail; give --dns"
+                "the host has no resolver that can be asked ({RESOLV_CONF}; those of a link, fe80::/10, can't): \
+                 guests' questions will fail; give --dns"
             );
         }
         let problems: Vec<_> = hosts.iter().map(|r| resolver_problem(*r)).collect();

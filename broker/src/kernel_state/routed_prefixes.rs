@@ -7,21 +7,21 @@
 //! a router that has a route by this host does not ask.
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, Ipv6Addr},
 };
 
 use anyhow::bail;
 use ipnet::{IpNet, Ipv6Net};
-use slipgate_abi::{ForwardKey6, IfIndex, VmId};
+use slipgate_abi::{ForwardKey6, IfIndex};
 use slipgate_control::{
-    groups::{AllGroups, SolicitedGroups},
+    groups::AllGroups,
     routed::{self, Routed},
     vm::OpenVm,
 };
 use slipgate_model::GuestIpv6;
 
-use super::{Attached, ServedVm};
+use super::{Attached, ServedVm, listening::Listening};
 use crate::config::VmConfig;
 
 /// The uplinks on which neighbours are answered for guests.
@@ -34,37 +34,6 @@ pub(crate) struct NeighbourLinks {
     /// Why there is none though VMs may have routed prefixes. It is said where one has.
     refused: Option<String>,
     listening: RefCell<Listening>,
-}
-
-/// The groups of VMs' single addresses, so that switches which follow listeners pass what neighbours ask.
-/// A guest with a /64 makes its addresses itself.
-#[derive(Debug, Default)]
-struct Listening {
-    groups: SolicitedGroups,
-    of_vm: HashMap<VmId, (IfIndex, Ipv6Addr)>,
-}
-
-impl Listening {
-    /// Listens for a VM's single address on this link, and on no other. `None`: on none.
-    fn follow(&mut self, vm: VmId, wanted: Option<(IfIndex, Ipv6Addr)>) {
-        let present = self.of_vm.get(&vm).copied();
-        if present == wanted {
-            return;
-        }
-        if let Some((link, address)) = self.of_vm.remove(&vm) {
-            self.groups.leave(link, address);
-        }
-        let Some((link, address)) = wanted else {
-            return;
-        };
-        match self.groups.join(link, address) {
-            Ok(()) => drop(self.of_vm.insert(vm, (link, address))),
-            Err(e) => tracing::warn!(
-                "{address}: {e}: a switch that follows listeners (MLD snooping) may keep back what \
-                 neighbours ask of it"
-            ),
-        }
-    }
 }
 
 impl NeighbourLinks {
@@ -243,6 +212,11 @@ impl Attached {
         }
         let single = link.filter(|_| prefix.prefix_len() == 128);
         self.listen_for(open, single.map(|link| (link.ifindex, prefix.network())));
+    }
+
+    /// Tries again to have neighbours' questions come for addresses of which that failed.
+    pub(crate) fn look_at_groups(&self) {
+        self.neighbour_links.listening.borrow_mut().try_again();
     }
 
     fn listen_for(&self, open: &OpenVm, wanted: Option<(IfIndex, Ipv6Addr)>) {

@@ -147,7 +147,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     engine.set_eim_ports(start.eim_ports.map(|(first, last)| first..=last));
     engine.set_network(&start.network);
     engine.set_reserved_ports(control::known_ports(start.reserved_ports));
-    engine.set_resolvers(&control::resolvers(start.resolvers));
+    engine.set_resolvers(&start.resolvers);
     let forwards: Option<Vec<_>> = forwards.into_iter().map(control::forward).collect();
     let forwards = forwards.context("a forward of no protocol")?;
     let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();

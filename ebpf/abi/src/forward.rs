@@ -155,3 +155,13 @@ pub struct DenyKey {
     /// Destination address or prefix.
     pub remote: Ip4,
 }
+
+/// Key of the LPM trie `DENY6`: the same for IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DenyKey6 {
+    /// As in [`DenyKey`].
+    pub policy: [u8; 4],
+    /// Octets of the destination address or prefix, directly behind the policy: an [`Ip6`] is aligned.
+    pub remote: [u8; 16],
+}

@@ -14,6 +14,7 @@
 //! | `NEXT_HOPS` | array, mmapable | index → [`crate::NextHop`] |
 //! | `FORWARDS` | hash | [`crate::ForwardKey`] → [`crate::ForwardTarget`] |
 //! | `DENY` | LPM trie | [`crate::forward::DenyKey`] → u32, the rule |
+//! | `DENY6` | LPM trie | [`crate::forward::DenyKey6`] → u32, the rule |
 //! | `RULES` | array, mmapable | rule → [`RuleElement`] (userspace only) |
 //! | `RATES` | array, mmapable | VM row → [`crate::rate::RateLimits`] |
 //! | `SEQUENCES` | array, mmapable | slot → [`crate::Sequences`] |
@@ -58,7 +59,7 @@ pub const MAX_OWNERS: u32 = 64;
 pub const MAX_NEXT_HOPS: u32 = 1_024;
 /// Maximum number of entries in `FORWARDS`, and of those in `FORWARDS6`.
 pub const MAX_FORWARDS: u32 = 16_384;
-/// Maximum number of entries in `DENY`.
+/// Maximum number of entries in `DENY`, and in `DENY6`.
 pub const MAX_DENY: u32 = 262_144;
 /// Maximum number of entries in `NAMES`.
 pub const MAX_NAMES: u32 = 65_536;

@@ -23,6 +23,7 @@ pod!(
     ForwardKey6,
     ForwardTarget,
     forward::DenyKey,
+    forward::DenyKey6,
     DropCounters,
     VmCounters,
     maps::Meta,

@@ -5,14 +5,16 @@ use std::{fmt, mem::size_of};
 use slipgate_abi::{
     Addresses6, DropCounters, EarlyFragment, EarlyTag, FirstPacket, FlowRef, ForwardKey,
     ForwardKey6, ForwardTarget, NameKey, NameValue, NextHop, RateLimits, Sequences, Slot, TapEntry,
-    Tuple, Tuple6, Vm, Vm6, VmCounters, early_fragment, first_packet::RING_LEN, forward::DenyKey,
+    Tuple, Tuple6, Vm, Vm6, VmCounters, early_fragment,
+    first_packet::RING_LEN,
+    forward::{DenyKey, DenyKey6},
     maps,
 };
 
 pub use crate::bpf::{Kind, Shape};
 
 /// Number of maps that processes share.
-pub const MAPS: usize = 23;
+pub const MAPS: usize = 24;
 
 /// Sizes with which the maps are made. The maps have them ever after: a process that joins takes
 /// theirs.
@@ -75,6 +77,7 @@ pub enum MapName {
     FirstPackets,
     EarlyFragments,
     EarlyTags,
+    Deny6,
 }
 
 impl MapName {
@@ -103,6 +106,7 @@ impl MapName {
         Self::FirstPackets,
         Self::EarlyFragments,
         Self::EarlyTags,
+        Self::Deny6,
     ];
 
     /// Returns the map's name in the object, which is also its pin's.
@@ -131,6 +135,7 @@ impl MapName {
             Self::FirstPackets => "FIRST_PACKETS",
             Self::EarlyFragments => "EARLY_FRAGMENTS",
             Self::EarlyTags => "EARLY_TAGS",
+            Self::Deny6 => "DENY6",
         }
     }
 
@@ -170,6 +175,12 @@ impl MapName {
                 kind: Kind::TRIE,
                 // The kernel's key has a prefix length before the data.
                 key: U32 + size_of::<DenyKey>() as u32,
+                value: U32,
+                entries: maps::MAX_DENY,
+            },
+            Self::Deny6 => Shape {
+                kind: Kind::TRIE,
+                key: U32 + size_of::<DenyKey6>() as u32,
                 value: U32,
                 entries: maps::MAX_DENY,
             },

@@ -3,7 +3,7 @@
 //! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
 //! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6; and FIRST_PACKETS, EARLY_FRAGMENTS and EARLY_TAGS,
 //! which have packets, by engines alone ([`SharedMaps::map_packets`]). The other maps are reached by system calls: FLOWS,
-//! FLOWS6, FORWARDS, FORWARDS6, TAPS, DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
+//! FLOWS6, FORWARDS, FORWARDS6, TAPS, DENY, DENY6 and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
 //! each process has the other maps for itself ([`crate::in_memory`]).
 //!
 //! The references handed out ([`SlotRef`], [`VmRef`], [`NextHopRef`], counter rows) stay valid as
@@ -40,7 +40,12 @@ use slipgate_abi::{
     ForwardKey6, ForwardTarget, IfIndex, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
     RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
     TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef, VmRow,
-    count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
+    count::COUNTED_RULES,
+    forward::{DenyKey, DenyKey6},
+    maps,
+    maps::RuleElement,
+    rate::RateRef,
+    vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -70,6 +75,19 @@ pub struct DenyPrefix {
 // SAFETY: `repr(C)`, three words, no padding.
 unsafe impl Pod for DenyPrefix {}
 
+/// Key of `DENY6`, likewise.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DenyPrefix6 {
+    /// As in [`DenyPrefix`].
+    pub prefix_len: u32,
+    /// Policy number and destination address.
+    pub key: DenyKey6,
+}
+
+// SAFETY: `repr(C)`; a word, and octets without alignment: no padding.
+unsafe impl Pod for DenyPrefix6 {}
+
 /// All maps, readable and writable.
 #[derive(Debug)]
 pub struct SharedMaps {
@@ -90,6 +108,8 @@ pub struct SharedMaps {
     pub taps: Table<u32, TapEntry>,
     /// Denied destinations, each with the rule that denies it.
     pub deny: Table<DenyPrefix, u32>,
+    /// The same of IPv6.
+    pub deny6: Table<DenyPrefix6, u32>,
     /// Addresses that DNS answers opened.
     pub names: Table<NameKey, NameValue>,
 }
@@ -169,7 +189,7 @@ impl SharedMaps {
         let (flows, forwards) = (take(MapName::Flows), take(MapName::Forwards));
         let (taps, deny) = (take(MapName::Taps), take(MapName::Deny));
         let (names, flows6) = (take(MapName::Names), take(MapName::Flows6));
-        let forwards6 = take(MapName::Forwards6);
+        let (forwards6, deny6) = (take(MapName::Forwards6), take(MapName::Deny6));
         let arrays = MapName::ALL
             .into_iter()
             .zip(rest)
@@ -185,6 +205,7 @@ impl SharedMaps {
             forwards6: Table::new(forwards6.0, forwards6.1, most(MapName::Forwards6)),
             taps: Table::new(taps.0, taps.1, most(MapName::Taps)),
             deny: Table::new(deny.0, deny.1, most(MapName::Deny)),
+            deny6: Table::new(deny6.0, deny6.1, most(MapName::Deny6)),
             names: Table::new(names.0, names.1, most(MapName::Names)),
         })
     }
@@ -200,6 +221,7 @@ impl SharedMaps {
                 MapName::Forwards6 => Some(self.forwards6.as_fd()),
                 MapName::Taps => Some(self.taps.as_fd()),
                 MapName::Deny => Some(self.deny.as_fd()),
+                MapName::Deny6 => Some(self.deny6.as_fd()),
                 MapName::Names => Some(self.names.as_fd()),
                 array => self
                     .arrays

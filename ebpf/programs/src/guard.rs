@@ -12,7 +12,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use slipgate_abi::{
-    DropReason, Ip4, Ip6, Protocol, Tuple, VmRef,
+    DropReason, Ip4, Ip6, Protocol, Tuple, Tuple6, VmRef,
     cell::{load32, load64, store64},
     datapath::{
         Maps,
@@ -20,17 +20,21 @@ use slipgate_abi::{
         guest_egress6::is_guests,
         identity::{self, same_network},
         ipv4::{IPV4_LEN, Ipv4},
-        ipv6::Ipv6,
-        lookup::is_guest_flow,
+        ipv6::{IPV6_LEN, Ipv6},
+        lookup::{is_guest_flow, is_guest_flow6},
         packet::{ETHERNET_LEN, Ethernet, L4, ether_type},
     },
-    forward::DenyKey,
+    forward::{DenyKey, DenyKey6},
     segment::Segments,
     vm::VmFlags,
     vm6::Vm6Flags,
 };
 
-use crate::{drops, lookup::BpfMaps, maps::DENY};
+use crate::{
+    drops,
+    lookup::BpfMaps,
+    maps::{DENY, DENY6},
+};
 
 /// Number of denied packets that pass per window, so that the engine can answer them with RST or
 /// ICMP.
@@ -80,7 +84,7 @@ fn judge(ctx: &XdpContext, vm: VmRef, row: u32) -> Option<DropReason> {
         return Some(DropReason::Spoofed);
     }
     if ether_type == ether_type::IPV6 {
-        return judge_ipv6(ctx, row, macs);
+        return judge_ipv6(ctx, vm, row, macs);
     }
     if ether_type != ether_type::IPV4 {
         return None;
@@ -93,8 +97,6 @@ fn judge(ctx: &XdpContext, vm: VmRef, row: u32) -> Option<DropReason> {
             Ip4::from_wire((*ip).destination),
         )
     };
-    // SAFETY: a live row whose identity is constant while its TAP is attached.
-    let policy = unsafe { (*vm.as_ptr()).policy };
     let (guest, gateway, prefix_len) = identity::network(vm);
     // DHCP is sent without an address; `guest_egress` checks it further.
     if source != guest && source != Ip4::UNSPECIFIED {
@@ -103,7 +105,7 @@ fn judge(ctx: &XdpContext, vm: VmRef, row: u32) -> Option<DropReason> {
     let key = Key::new(
         64,
         DenyKey {
-            policy: policy.to_be_bytes(),
+            policy: policy_of(vm),
             remote: destination,
         },
     );
@@ -122,10 +124,10 @@ fn judge(ctx: &XdpContext, vm: VmRef, row: u32) -> Option<DropReason> {
     (!allow_answer(vm)).then_some(DropReason::Denied)
 }
 
-/// As [`judge`], of an IPv6 frame. The list of denied destinations has none of IPv6: what rules deny
-/// is refused by the engine.
+/// As [`judge`], of an IPv6 frame. Frames with extension headers are left to `guest_egress`, which drops
+/// them, and hands fragments over within the VM's credits.
 #[inline(always)]
-fn judge_ipv6(ctx: &XdpContext, row: u32, [first, ..]: [u16; 6]) -> Option<DropReason> {
+fn judge_ipv6(ctx: &XdpContext, vm: VmRef, row: u32, [first, ..]: [u16; 6]) -> Option<DropReason> {
     let vm6 = BpfMaps.vm6(row)?;
     if load32(vm6.flags()) & Vm6Flags::ON == 0 {
         let is_group = first.to_ne_bytes()[0] & 1 != 0;
@@ -136,10 +138,50 @@ fn judge_ipv6(ctx: &XdpContext, row: u32, [first, ..]: [u16; 6]) -> Option<DropR
     }
     let ip = header::<Ipv6>(ctx, ETHERNET_LEN)?;
     // SAFETY: `header` checked the bounds.
-    let (version, source) = unsafe { ((*ip).version_class >> 4, Ip6::from_words((*ip).source)) };
+    let ip = unsafe { &*ip };
+    if ip.version_class >> 4 != 6 {
+        return None;
+    }
+    let source = Ip6::from_words(ip.source);
+    let destination = Ip6::from_words(ip.destination);
     // Without an address a guest probes and solicits; `guest_egress` checks these further.
-    let is_guests = source.is(Ip6::UNSPECIFIED) || is_guests(vm6, source);
-    (version == 6 && !is_guests).then_some(DropReason::Spoofed)
+    if !source.is(Ip6::UNSPECIFIED) && !is_guests(vm6, source) {
+        return Some(DropReason::Spoofed);
+    }
+    let key = Key::new(
+        160,
+        DenyKey6 {
+            policy: policy_of(vm),
+            remote: destination.octets,
+        },
+    );
+    DENY6.get(&key)?;
+    let l4 = header::<L4>(ctx, ETHERNET_LEN + IPV6_LEN)?;
+    // SAFETY: `header` checked the bounds.
+    let (ports, rest) = unsafe { ((*l4).ports, (*l4).rest) };
+    let [protocol, _] = ip.next_header_hop_limit;
+    let (local_port, remote_port) = match Protocol::from_ip6(protocol)?.is_icmp() {
+        true => (u16::from_be(rest[0]), 0),
+        false => (u16::from_be(ports[0]), u16::from_be(ports[1])),
+    };
+    // As in `judge`: what stays on the link, services of ours, and what was admitted.
+    if destination.same_prefix(vm6.gateway())
+        || destination.is_link_local()
+        || destination.is_multicast()
+        || remote_port == DNS_PORT
+    {
+        return None;
+    }
+    let (local, remote) = ((source, local_port), (destination, remote_port));
+    let tuple = Tuple6::of_words(load32(vm.id()), local, remote, protocol);
+    (!is_guest_flow6(BpfMaps, &tuple) && !allow_answer(vm)).then_some(DropReason::Denied)
+}
+
+/// Number of a VM's policy, as keys have it.
+#[inline(always)]
+fn policy_of(vm: VmRef) -> [u8; 4] {
+    // SAFETY: a live row whose identity is constant while its TAP is attached.
+    unsafe { (*vm.as_ptr()).policy }.to_be_bytes()
 }
 
 /// Tuple of a packet without IP options. For a packet with options, it is some other tuple.

@@ -12,7 +12,7 @@ use slipgate_abi::{
     datapath::Program6,
     early_fragment::{CLAIMS, PLACES},
     first_packet::RING_LEN,
-    forward::DenyKey,
+    forward::{DenyKey, DenyKey6},
     maps::{
         DEFAULT_RULES, DEFAULT_SLOTS, DEFAULT_VMS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES,
         MAX_NEXT_HOPS, MAX_OWNERS, Meta, Owner, RuleElement, TUPLES_PER_SLOT,
@@ -80,6 +80,8 @@ pub(crate) static FORWARDS6: HashMap<ForwardKey6, ForwardTarget, { MAX_FORWARDS 
     HashMap::new();
 #[btf_map]
 pub(crate) static DENY: LpmTrie<DenyKey, u32, { MAX_DENY as usize }> = LpmTrie::new();
+#[btf_map]
+pub(crate) static DENY6: LpmTrie<DenyKey6, u32, { MAX_DENY as usize }> = LpmTrie::new();
 #[btf_map]
 pub(crate) static RULES: Mapped<RuleElement, { DEFAULT_RULES as usize }> = Array::new();
 #[btf_map]

@@ -1,8 +1,5 @@
 //! Settings that an engine starts with, and the parts that later change together.
-use std::{
-    net::{SocketAddr, SocketAddrV4},
-    os::fd::OwnedFd,
-};
+use std::{net::SocketAddr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use slipgate_model::{FlowLogEvent, NetworkView, OpenQuestion, RuleIndex, VmId, VmRow, VmSpec};
@@ -43,7 +40,7 @@ pub struct Start<F = OwnedFd> {
     /// Texts of the forwards, as the user wrote them, for reports.
     pub forward_texts: Vec<String>,
     /// Resolvers of the host.
-    pub resolvers: Vec<SocketAddrV4>,
+    pub resolvers: Vec<SocketAddr>,
     /// First and last port of translated flows.
     pub nat_ports: (u16, u16),
     /// First and last port of endpoint-independent mappings; `None`: there are none.

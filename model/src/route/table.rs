@@ -1,7 +1,7 @@
 //! The compiled route table.
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use slipgate_abi::IfIndex;
 
 use super::{
@@ -191,6 +191,15 @@ impl RouteTable {
     pub fn is_host(&self, addr: impl Into<IpAddr>) -> bool {
         let addr = addr.into();
         addr.is_loopback() || self.host.binary_search(&addr).is_ok()
+    }
+
+    /// Whether one of the host's addresses is in this prefix, whether or not it may be used.
+    pub fn has_address_in(&self, prefix: Ipv6Net) -> bool {
+        let (first, last) = (prefix.network().into(), prefix.broadcast().into());
+        [&self.own, &self.unusable].into_iter().any(|sorted| {
+            let at = sorted.partition_point(|own: &IpAddr| *own < first);
+            sorted.get(at).is_some_and(|own| *own <= last)
+        })
     }
 
     /// Whether packets to `addr` are delivered to the host: [`RouteTable::is_host`], or a route of

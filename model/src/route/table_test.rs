@@ -467,3 +467,33 @@ fn an_ipv4_destination_may_be_behind_an_ipv6_router() {
     snapshot.addresses.retain(|own| own.ifindex != UPLINK);
     assert_eq!(lookup(&snapshot), via("fe80::1", "192.0.2.1"));
 }
+
+#[test]
+fn addresses_of_the_host_are_found_by_their_prefix() {
+    let mut snapshot = host();
+    let unusable = HostAddress {
+        source: SourceUse::Unusable,
+        ..address(OTHER, "2001:db8:2::9/64", None)
+    };
+    let usable = address(UPLINK, "2001:db8:4::1/128", None);
+    snapshot.addresses.extend([unusable, usable]);
+    let table = RouteTable::new(&snapshot);
+    let has = |prefix: &str| table.has_address_in(prefix.parse().unwrap());
+    for prefix in [
+        "2001:db8:2::/64",
+        "2001:db8:4::/64",
+        "2001:db8:4::1/128",
+        "2001:db8::/32",
+    ] {
+        assert!(has(prefix), "{prefix}");
+    }
+    for prefix in [
+        "2001:db8:1::/64",
+        "2001:db8:3::/64",
+        "2001:db8:4::2/128",
+        "2001:db8:5::/64",
+    ] {
+        assert!(!has(prefix), "{prefix}");
+    }
+    assert!(!RouteTable::default().has_address_in("::/0".parse().unwrap()));
+}

@@ -299,6 +299,10 @@ fn each_mistake_has_its_error() {
             "3:21: \"x\": not a resolver's address",
         ),
         (
+            "default = \"deny\"\n[dns]\nresolvers = [\"2001:db8::53\", \"fe80::1%eth0\"]",
+            "3:13: \"fe80::1%eth0\": an address of one link",
+        ),
+        (
             "[dns]\nresolvers = [\"9.9.9.1\", \"9.9.9.2\", \"9.9.9.3\", \"9.9.9.4\", \
              \"9.9.9.5\", \"9.9.9.6\", \"9.9.9.7\", \"9.9.9.8\", \"9.9.9.9\"]",
             "\"9.9.9.9\": one too many: 8 are asked at most",

@@ -1,6 +1,9 @@
 //! `--forward [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`: ports of the host that lead to a guest, and
 //! `--forward [VM=]tcp|udp:own:PORT[-PORT]`: ports of the guest's own addresses of IPv6.
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::{IpNet, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -86,7 +89,7 @@ impl Forward {
         if self.is_own != other.is_own || self.is_own && self.vm != other.vm {
             return false;
         }
-        let has_any = self.host.is_unspecified() || other.host.is_unspecified();
+        let has_any = self.is_of_any() || other.is_of_any();
         let is_same_host = match self.host.is_ipv4() == other.host.is_ipv4() {
             true => self.host == other.host || has_any,
             false => self.is_of_both || other.is_of_both,
@@ -94,6 +97,71 @@ impl Forward {
         let is_same_port = self.host_port == other.host_port;
         self.protocol == other.protocol && is_same_port && is_same_host
     }
+
+    /// The same before all of the VMs' prefixes are known: whether the two clash in any case.
+    fn clashes_in_any_case(&self, other: &Self) -> bool {
+        let is_open = self.may_be_own() || other.may_be_own();
+        self.clashes(other) && (!is_open || self.host == other.host)
+    }
+
+    /// Whether it is of all addresses of the host of a family, or of all of the guest's own.
+    fn is_of_any(&self) -> bool {
+        // No guest has the first address of its /64.
+        let is_first =
+            |host: IpAddr| matches!(host, IpAddr::V6(host) if host.to_bits() as u64 == 0);
+        self.host.is_unspecified() || self.is_own && is_first(self.host)
+    }
+
+    /// Whether it may turn out to be of the guest's own address, when the VM's prefix is known.
+    fn may_be_own(&self) -> bool {
+        let has_one = |host: Ipv6Addr| !host.is_unspecified() && !host.is_loopback();
+        let is_named = matches!(self.host, IpAddr::V6(host) if has_one(host));
+        !self.is_own && is_named && self.host_port == self.guest_port
+    }
+}
+
+/// Checks that no port is given twice, once it is settled which are of guests' own addresses. `vms`: the
+/// VMs' names, in order; a single one is "the guest".
+///
+/// # Errors
+/// Two forwards clash: the error names both.
+pub fn check_clashes(forwards: &[Forward], vms: &[&str]) -> Result<(), ConfigError> {
+    let mut by_port: HashMap<(u8, u16), Vec<&Forward>> = HashMap::new();
+    for forward in forwards {
+        let before = by_port
+            .entry((forward.protocol, forward.host_port))
+            .or_default();
+        if let Some(other) = before.iter().find(|other| other.clashes(forward)) {
+            return Err(clash(forward, other, vms));
+        }
+        before.push(forward);
+    }
+    Ok(())
+}
+
+/// Error: a port was given already, by `other`.
+fn clash(forward: &Forward, other: &Forward, vms: &[&str]) -> ConfigError {
+    let vm = match vms {
+        [_] => "the guest",
+        _ => vms[other.vm],
+    };
+    let Forward {
+        spec, host_port, ..
+    } = other;
+    let (problem, remedy) = match other.is_own {
+        true => (
+            format!("port {host_port} of {vm}'s own address is open by {spec} already"),
+            "give each port once: own is all of the guest's own addresses",
+        ),
+        false => (
+            format!(
+                "port {host_port} leads to port {} of {vm} already",
+                other.guest_port
+            ),
+            "give each host port once",
+        ),
+    };
+    ConfigError::new("--forward", &forward.spec, problem, remedy)
 }
 
 /// Parses the values of `--forward`. `vms`: the VMs' names, in order.
@@ -121,22 +189,8 @@ pub fn forwards_of_vm(specs: &[String], name: &str) -> Result<Vec<Forward>, Conf
 /// Parses one value and adds its ports to the others.
 pub(super) fn add(all: &mut Vec<Forward>, spec: &str, vms: &[&str]) -> Result<(), ConfigError> {
     for forward in parse_spec(spec, vms)? {
-        let clash = all.iter().find(|f| f.clashes(&forward));
-        if let Some(other) = clash {
-            return Err(ConfigError::new(
-                "--forward",
-                spec,
-                format!(
-                    "port {} leads to port {} of {} already",
-                    other.host_port,
-                    other.guest_port,
-                    match vms {
-                        [_] => "the guest",
-                        _ => vms[other.vm],
-                    }
-                ),
-                "give each host port once",
-            ));
+        if let Some(other) = all.iter().find(|f| f.clashes_in_any_case(&forward)) {
+            return Err(clash(&forward, other, vms));
         }
         all.push(forward);
     }

@@ -98,6 +98,53 @@ fn ports_of_the_guests_own_addresses_are_given_once() {
     assert!(single.is_own);
 }
 
+/// Which addresses are the guest's own is known when its prefix is.
+#[test]
+fn a_named_address_clashes_by_what_it_turns_out_to_be() {
+    let settled = |specs: [&str; 2]| {
+        let specs = specs.map(str::to_owned);
+        let mut all = parse(&specs, &["a"])?;
+        for forward in &mut all {
+            forward.settle_own(Some("2001:db8:7::/64".parse().unwrap()))?;
+        }
+        check_clashes(&all, &["a"])
+    };
+    // Of the guest, and of the host.
+    let (own, hosts) = ("tcp:[2001:db8:7::9]:443:443", "tcp:[2001:db8:8::9]:443:443");
+    for (one, other, said) in [
+        (
+            "tcp:own:443",
+            own,
+            "port 443 of the guest's own address is open by tcp:own:443 already",
+        ),
+        (
+            own,
+            "tcp:own:440-450",
+            "is open by tcp:[2001:db8:7::9]:443:443 already",
+        ),
+        (own, own, "2001:db8:7::9"),
+        (
+            "tcp:[::]:443:80",
+            hosts,
+            "port 443 leads to port 80 of the guest already",
+        ),
+        (hosts, "tcp:443:80", "port 443 leads to port 443"),
+    ] {
+        let error = settled([one, other]).unwrap_err().to_string();
+        assert!(error.contains(said), "{one} {other}: {error}");
+    }
+    for (one, other) in [
+        ("tcp:own:443", hosts),
+        ("tcp:443:80", own),
+        (own, "tcp:[::]:443:80"),
+        (own, "udp:own:443"),
+        (own, "tcp:[2001:db8:7::8]:443:443"),
+        (own, hosts),
+    ] {
+        settled([one, other]).unwrap_or_else(|e| panic!("{one} {other}: {e}"));
+    }
+}
+
 #[test]
 fn own_ports_are_in_the_way_of_none_but_the_vms_own() {
     let specs = |all: &[&str]| {

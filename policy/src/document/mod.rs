@@ -25,7 +25,7 @@ pub use self::{
     egress::{NAT_ADDRESSES, pool_of_vm},
     error::ConfigError,
     file::PolicyFile,
-    forward::{Forward, address, forwards_of_vm, parse_range},
+    forward::{Forward, address, check_clashes, forwards_of_vm, parse_range},
     host_loopback::{loopback_of_vm, parse as parse_host_loopback},
     load::{LoadedPolicies, LoadedPolicy, LoadedRule, Reader, RuleText},
     meaning::{

@@ -1,15 +1,15 @@
 //! Flags of a command line that override a policy file.
-use std::{
-    net::{SocketAddr, SocketAddrV4},
-    path::PathBuf,
-};
+use std::{net::SocketAddr, path::PathBuf};
 
 use super::{
     error::ConfigError,
     rule_flag::RuleFlag,
     schema::{Quotas, RoutesOf},
 };
-use crate::{Action, LoopbackPorts, MAX_RESOLVERS, Resolvers as Asked};
+use crate::{
+    Action, LoopbackPorts, MAX_RESOLVERS, Resolvers as Asked,
+    resolv_conf::{is_of_a_link, parse_resolver},
+};
 
 /// Policy flags of a command line. Their rules come before a policy file's, and their values
 /// replace the file's.
@@ -66,24 +66,24 @@ pub(super) fn parse_resolvers(given: &[String]) -> Result<Vec<SocketAddr>, Confi
             "leave out those that are asked last",
         ));
     }
-    let each = given
-        .iter()
-        .map(|given| resolver(given).map(SocketAddr::V4));
-    each.collect()
+    given.iter().map(|given| resolver(given)).collect()
 }
 
-/// Parses a resolver's address, `A` or `A:P`.
-fn resolver(given: &str) -> Result<SocketAddrV4, ConfigError> {
-    let parsed = given
-        .parse()
-        .or_else(|_| given.parse().map(|a| SocketAddrV4::new(a, 53)));
-    match parsed {
-        Ok(a) if a.port() != 0 && !a.ip().is_unspecified() && !a.ip().is_multicast() => Ok(a),
-        _ => Err(ConfigError::new(
+/// Parses a resolver's address, `A`, `A:P`, `[A]` or `[A]:P`.
+fn resolver(given: &str) -> Result<SocketAddr, ConfigError> {
+    match parse_resolver(given) {
+        Some(resolver) if !is_of_a_link(resolver) => Ok(resolver),
+        None if !given.contains('%') => Err(ConfigError::new(
             "--dns",
             given,
             "not a resolver's address",
-            "give one like 192.0.2.53 or 192.0.2.53:5353, or none",
+            "give one like 192.0.2.53, 192.0.2.53:5353, 2001:db8::53 or [2001:db8::53]:5353, or none",
+        )),
+        _ => Err(ConfigError::new(
+            "--dns",
+            given,
+            "an address of one link: questions leave by the link that routes name",
+            "give the resolver's global or unique local address, or an IPv4 one",
         )),
     }
 }

@@ -298,9 +298,9 @@ impl Quotas {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Dns {
-    /// Resolvers, `A` or `A:PORT`, in this order; or `"host"`: the host's own resolvers, as
-    /// currently configured; or `"none"`: every question is refused. A named policy without this
-    /// key has that of the file's top level; the default is `"host"`.
+    /// Resolvers, `A` or `A:PORT` (of IPv6 `[A]:PORT`), in this order; or `"host"`: the host's own
+    /// resolvers, as currently configured; or `"none"`: every question is refused. A named policy
+    /// without this key has that of the file's top level; the default is `"host"`.
     #[schemars(with = "Option<Resolvers>")]
     pub resolvers: Option<Spanned<Resolvers>>,
     /// Record types that may be asked for although they are refused with `default = "deny"`.

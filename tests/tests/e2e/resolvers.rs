@@ -9,25 +9,66 @@ use std::{
 use slipgate_testbed::{
     GuestConfig, WorldConfig,
     clients::dns,
-    dns_wire::Record,
+    dns_wire::{Record, types},
     servers::{Answer, DnsServer, Zone},
     world::{SERVER, SERVER_2},
+    world_ipv6::{SERVER6, SERVER6_2},
 };
 
 use crate::{
-    Cell, Stand, WAIT,
+    Cell, DNS, Stand, WAIT,
     matrix::{at, matrix},
 };
 
 matrix! {
     each_policy_has_its_own_resolvers_and_apply_changes_them: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "its two VMs share a process; a socket has one guest";
+    a_resolver_of_ipv6_alone_serves_guests_of_both_families: [hybrid_ipv6, user_ipv6],
+        without [hybrid_ipv4, user_ipv4]: "a host without IPv6 reaches no such resolver; the guest asks by both";
 }
 
 const NAME: &str = "www.example.test";
-/// The resolvers, which are of IPv4 whatever the guests are.
+/// The resolvers of the policies, which are of IPv4 whatever the guests are.
 const RESOLVERS: [Ipv4Addr; 2] = [SERVER, SERVER_2];
 const REFUSED: u8 = 5;
+
+fn a_resolver_of_ipv6_alone_serves_guests_of_both_families(cell: Cell) {
+    const LONG: &str = "long.example.test";
+    // At the first two of the list, one of each family, nobody listens.
+    let (nobody, nobody6) = (format!("{SERVER}:5353"), format!("[{SERVER6}]:5353"));
+    let resolver = SERVER6_2.to_string();
+    let args = ["--dns", &nobody, "--dns", &nobody6, "--dns", &resolver];
+    let stand = Stand::of(cell, &args);
+    let (v4, v6) = (
+        "198.51.100.1".parse().unwrap(),
+        "2001:db8:ab::1".parse().unwrap(),
+    );
+    let records: Vec<_> = [v4, v6]
+        .map(|ip: IpAddr| Record::of_address(ip, 300))
+        .into();
+    let zone = Zone::from([
+        (NAME.into(), Answer::records(records.clone())),
+        (LONG.into(), Answer::records(records).truncated()),
+    ]);
+    let resolver = DnsServer::start(&stand.world.net, (SERVER6_2, 53), zone).unwrap();
+    let told = |server: IpAddr, kind, name: &str| {
+        let ask = || dns::ask_udp(at(server, 53), &dns::question(name, kind), WAIT);
+        let records = stand.guest.run(ask).unwrap().reply.records;
+        records.first().and_then(Record::ip)
+    };
+    assert_eq!(told(DNS.into(), types::A, NAME), Some(v4));
+    assert_eq!(told(cell.dns(), types::AAAA, NAME), Some(v6));
+    assert_eq!(
+        (resolver.udp_queries(NAME), resolver.tcp_queries(NAME)),
+        (2, 0)
+    );
+    // By TCP what is cut.
+    assert_eq!(told(cell.dns(), types::AAAA, LONG), Some(v6));
+    assert_eq!(
+        (resolver.udp_queries(LONG), resolver.tcp_queries(LONG)),
+        (1, 1)
+    );
+}
 
 /// Writes a policy file with the resolvers of the first and of the second VM, in TOML.
 fn write(file: &Path, resolvers: [&str; 2]) {

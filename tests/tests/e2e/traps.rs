@@ -38,8 +38,7 @@ matrix! {
         without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
     the_guard_drops_early_and_lets_honest_frames_by: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
-    a_flood_of_denied_packets_ends_at_the_guard: [hybrid_ipv4],
-        without [hybrid_ipv6]: "the guard knows denied destinations of IPv4 alone: those of IPv6 are the engine's to refuse, within the VM's credits (datapath.md)",
+    a_flood_of_denied_packets_ends_at_the_guard: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "the engine reads the guest's frames itself";
 }
 

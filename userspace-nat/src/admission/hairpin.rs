@@ -234,6 +234,7 @@ impl<D: Datapath> Planner<'_, D> {
         {
             return None;
         }
+        let is_shut = network.are_own_ports_shut(leads.vm);
         let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
         let own = guest.map_or(prefix.network().into(), |guest| guest.local);
         let mut plan = Plan {
@@ -256,6 +257,7 @@ impl<D: Datapath> Planner<'_, D> {
         let inspected = verdict.inspect.then_some(Refusal::Inspection);
         plan.refused = match verdict.decision.refusal.or(inspected) {
             Some(refusal) => Some(by_rule(refusal)),
+            None if is_shut => Some(Refusal::Protected.into()),
             None => {
                 let room = plan.room.insert(self.room_for_guest(vm));
                 room.check(vm, self.now_ns).err().map(Refused::from)

@@ -126,6 +126,10 @@ fn plan<D: Datapath>(
         Some(forward) if from == Sender::Guest && !lets_in_guest(nat, forward, world) => {
             return None;
         }
+        // As the programs have it, but for what they handed over before.
+        Some(forward) if forward.is_own && nat.network.are_own_ports_shut(vm.net.id) => {
+            return None;
+        }
         Some(forward) => Matched {
             guest: match forward.is_own {
                 true => Some(own_address(nat, vm, world.local)?),

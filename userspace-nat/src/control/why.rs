@@ -438,6 +438,11 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         (Refusal::NoAddress, _) | (_, Some(Route::NoSource)) => {
             "refused: none of the VM's nat_addresses is an address of this host now".to_owned()
         }
+        (Refusal::Protected, None) if matches!(plan.path, Path::Hairpin(_)) => {
+            "refused: the host has an address in that guest's prefix, whose open ports are shut until \
+             the host has none there"
+                .to_owned()
+        }
         (Refusal::NoRoute, Some(Route::HostLocal)) => {
             "refused: the VM has no translated address, since no default route leads by its uplink"
                 .to_owned()

@@ -192,8 +192,13 @@ impl<D: Datapath> Core<D> {
         if let Some(receiver) = self.by_flow(world) {
             return Some(receiver);
         }
+        let network = &self.nat.network;
+        let to_own = || {
+            let leads = leads_to_own(&self.forwards, world);
+            leads.filter(|leads| !network.are_own_ports_shut(leads.vm))
+        };
         let leads = leads_in(&self.nat, &self.rules, &self.forwards, world);
-        let leads = leads.or_else(|| leads_to_own(&self.forwards, world))?;
+        let leads = leads.or_else(to_own)?;
         Some(Receiver {
             row: leads.row,
             id: leads.vm,

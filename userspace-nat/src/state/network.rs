@@ -1,9 +1,10 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
 };
 
+use ipnet::Ipv6Net;
 use slipgate_abi::{IfIndex, Protocol, VmId};
 use slipgate_model::{GuestIpv6, Link, route::OUT_THERE};
 use slipgate_policy::EgressRoutes;
@@ -45,8 +46,8 @@ pub(crate) struct Network {
     vm_routes: HashMap<VmId, EgressRoutes, foldhash::fast::RandomState>,
     /// Source addresses of the VMs that have a pool.
     pairings: HashMap<VmId, Pairing, foldhash::fast::RandomState>,
-    /// First addresses of the prefixes that are routed to VMs.
-    routed: HashMap<VmId, Ipv6Addr, foldhash::fast::RandomState>,
+    /// Prefixes that are routed to VMs: a /64, or an address.
+    routed: HashMap<VmId, Ipv6Net, foldhash::fast::RandomState>,
 }
 
 impl Ways for Network {
@@ -147,7 +148,7 @@ impl Network {
     fn query(&self, vm: VmId, addr: IpAddr) -> Query {
         // Packets of a routed prefix need no address of the host to leave from.
         let own = self.routed.get(&vm).filter(|_| addr.is_ipv6());
-        let own = own.map(|prefix| IpAddr::V6(*prefix));
+        let own = own.map(|prefix| IpAddr::V6(prefix.network()));
         // Rules of the host may be by the source.
         let has_rules = || own.is_none() && self.has_routes(vm);
         let pairing = self.pairings.get(&vm).filter(|_| has_rules());
@@ -231,9 +232,16 @@ impl Network {
     /// Sets whether a VM's packets leave with their own addresses of IPv6.
     pub(crate) fn set_ipv6(&mut self, vm: VmId, ipv6: Option<&GuestIpv6>) {
         match ipv6.filter(|net| net.is_routed) {
-            Some(net) => drop(self.routed.insert(vm, net.prefix.network())),
+            Some(net) => drop(self.routed.insert(vm, net.prefix)),
             None => drop(self.routed.remove(&vm)),
         }
+    }
+
+    /// Whether the ports of a VM's own addresses are shut: the host has an address in their prefix, so
+    /// that what is sent there without a flow is the host's.
+    pub(crate) fn are_own_ports_shut(&self, vm: VmId) -> bool {
+        let prefix = self.routed.get(&vm);
+        prefix.is_some_and(|prefix| self.routes.has_address_in(*prefix))
     }
 
     /// Returns the source addresses of a VM that has a pool.

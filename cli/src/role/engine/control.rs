@@ -4,7 +4,6 @@ use std::{
     collections::HashMap,
     fs::File,
     io,
-    net::{SocketAddr, SocketAddrV4},
     os::fd::{AsFd, BorrowedFd},
     rc::Rc,
 };
@@ -101,7 +100,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                     self.send(FromEngine::Done { id }, Some(ends))?;
                 }
                 ToEngine::Network(view) => engine.set_network(&view),
-                ToEngine::Resolvers(all) => engine.set_resolvers(&resolvers(all)),
+                ToEngine::Resolvers(all) => engine.set_resolvers(&all),
                 ToEngine::ReservedPorts(ports) => engine.set_reserved_ports(known_ports(ports)),
                 ToEngine::FlowLog(file) => engine.set_flow_log(File::from(file)),
                 ToEngine::Pcap(file) => engine.set_pcap_file(Box::new(File::from(file))),
@@ -235,11 +234,6 @@ fn destination(question: &FlowQuestion) -> Result<Destination, String> {
         protocol: protocol
             .ok_or_else(|| format!("IP protocol {} has no flows", question.protocol))?,
     })
-}
-
-/// The host's resolvers as the engine takes them.
-pub(super) fn resolvers(all: Vec<SocketAddrV4>) -> Vec<SocketAddr> {
-    all.into_iter().map(SocketAddr::V4).collect()
 }
 
 /// Those of the host's bound ports whose protocol is translated.

@@ -3,8 +3,8 @@
 //! A hash element may be recycled under a running program, so an entry may belong to
 //! another flow by the time it is read. The reference is read by one load, and the slot is used
 //! only if its generation and its tuple match: everything else is a miss.
-use super::{Maps, family::Family, ipv4::V4, packet::Packet};
-use crate::{FlowRef, SlotRef, Tuple, cell::load32};
+use super::{Maps, family::Family, ipv4::V4, ipv6::V6, packet::Packet};
+use crate::{FlowRef, SlotRef, Tuple, Tuple6, cell::load32};
 
 /// A flow found in its family's table.
 #[derive(Clone, Copy)]
@@ -90,4 +90,11 @@ pub(super) fn world_flow_by<M: Maps, F: Family>(maps: M, tuple: &F::Tuple) -> Op
 #[inline(always)]
 pub fn is_guest_flow<M: Maps>(maps: M, tuple: &Tuple) -> bool {
     flow_of::<M, V4>(maps, tuple).is_some_and(|flow| flow.slot.guest_tuple() == *tuple)
+}
+
+/// The same of IPv6.
+#[inline(always)]
+pub fn is_guest_flow6<M: Maps>(maps: M, tuple: &Tuple6) -> bool {
+    flow_of::<M, V6>(maps, tuple)
+        .is_some_and(|flow| V6::is_same(&V6::guest_tuple(flow.slot, flow.beside), tuple))
 }

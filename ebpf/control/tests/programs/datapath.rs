@@ -9,7 +9,9 @@ use aya::{
 use slipgate_abi::{
     Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHop, Protocol,
     RateLimits, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6,
-    forward::DenyKey, maps::Owner, tcp::TcpBits,
+    forward::{DenyKey, DenyKey6},
+    maps::Owner,
+    tcp::TcpBits,
 };
 
 use crate::mapped::Mapped;
@@ -264,6 +266,17 @@ impl Loaded {
             .expect("DENY")
             .insert(&Key::new(32 + prefix_len, key), 1, 0)
             .expect("insert DENY");
+    }
+
+    pub(crate) fn deny6(&mut self, prefix_len: u32, remote: Ipv6Addr) {
+        let key = DenyKey6 {
+            policy: 6u32.to_be_bytes(),
+            remote: remote.octets(),
+        };
+        LpmTrie::<_, DenyKey6, u32>::try_from(self.ebpf.map_mut("DENY6").unwrap())
+            .expect("DENY6")
+            .insert(&Key::new(32 + prefix_len, key), 1, 0)
+            .expect("insert DENY6");
     }
 
     /// Puts a flow of the VM into its slot and both tuples into `FLOWS`.

@@ -118,6 +118,77 @@ fn services_and_admitted_flows_are_not_denied() {
 }
 
 #[test]
+fn denied_destinations_of_ipv6_pass_at_the_rate_that_is_answered() {
+    let mut datapath = loaded!();
+    datapath.deny6(48, Ipv6Addr::new(0x2001, 0xdb8, 0x86dd, 0, 0, 0, 0, 0));
+    let frame = Frame6::tx(Protocol::Udp).bytes();
+    let started = std::time::Instant::now();
+    let passed = (0..1_000).filter(|_| datapath.guard(&frame)).count() as u64;
+    let counted = datapath.drops.get(ROW).denied;
+    assert_eq!(passed + counted.packets, 1_000);
+    assert_eq!(counted.bytes, counted.packets * (frame.len() as u64 - 14));
+    // One allowance for both families, as above.
+    let windows = started.elapsed().as_millis() as u64 / 90 + 2;
+    assert!(
+        (64..=64 * windows).contains(&passed),
+        "{passed} in {windows} windows"
+    );
+    assert!(counted.packets > 0, "{passed}");
+    let elsewhere = Frame6 {
+        destination: Ipv6Addr::new(0x2001, 0xdb8, 0x86de, 0, 0, 0, 0, 0x53),
+        ..Frame6::tx(Protocol::Udp)
+    };
+    assert!((0..100).all(|_| datapath.guard(&elsewhere.bytes())));
+    // Another policy's list does not concern this VM.
+    datapath.vms.change(ROW, |vm| vm.policy = 7);
+    assert!((0..100).all(|_| datapath.guard(&frame)));
+}
+
+#[test]
+fn services_links_and_admitted_flows_of_ipv6_are_not_denied() {
+    let mut datapath = loaded!();
+    datapath.deny6(0, Ipv6Addr::UNSPECIFIED);
+    datapath.admit6(flow6(Protocol::Tcp));
+    let to = |destination| Frame6 {
+        destination,
+        ..Frame6::tx(Protocol::Udp)
+    };
+    let question = Frame6 {
+        l4: l4_of(Protocol::Udp, 0, (40_000, 53), 0, b"?"),
+        ..Frame6::tx(Protocol::Udp)
+    };
+    let fragment = Frame6 {
+        next_header: 44,
+        l4: fragment_of(Protocol::Udp as u8, 1, 7, &[0; 16]),
+        ..Frame6::tx(Protocol::Udp)
+    };
+    let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+    let own = [
+        to(GATEWAY6),
+        to(GATEWAY_LOCAL),
+        to(group),
+        question,
+        fragment,
+    ];
+    for frame in own.into_iter().chain([Frame6::tx(Protocol::Tcp)]) {
+        assert!(
+            (0..200).all(|_| datapath.guard(&frame.bytes())),
+            "{frame:?}"
+        );
+    }
+    assert_eq!(datapath.tally(), 0);
+    // The same destination by another port is a new flow, and a ping one by its id.
+    let ports = (40_001, 443);
+    for (protocol, kind) in [(Protocol::Tcp, 0), (Protocol::Icmpv6, 128)] {
+        let new = Frame6 {
+            l4: l4_of(protocol, kind, ports, 0x10, b"new"),
+            ..Frame6::tx(protocol)
+        };
+        assert!(!(0..1_000).all(|_| datapath.guard(&new.bytes())), "{new:?}");
+    }
+}
+
+#[test]
 fn ipv6_of_nobodys_address_is_dropped_and_what_a_guest_may_send_passes() {
     let from = |source| Frame6 {
         source,

@@ -21,7 +21,7 @@ use slipgate_abi::{
         fragment_table::{Fragment, Fragment6, PLACES},
     },
     early_fragment::EARLY_CLAIMS,
-    forward::DenyKey,
+    forward::{DenyKey, DenyKey6},
     skb::SKB_LAYOUT,
 };
 
@@ -204,12 +204,8 @@ impl Loaded {
         clear_hash::<u32, TapEntry>(&mut self.ebpf, "TAPS");
         clear_hash::<ForwardKey, ForwardTarget>(&mut self.ebpf, "FORWARDS");
         clear_hash::<ForwardKey6, ForwardTarget>(&mut self.ebpf, "FORWARDS6");
-        let deny = self.ebpf.map_mut("DENY").unwrap();
-        let mut deny = LpmTrie::<_, DenyKey, u32>::try_from(deny).expect("DENY");
-        let keys: Vec<_> = deny.keys().map(|key| key.expect("a key of DENY")).collect();
-        for key in keys {
-            deny.remove(&key).expect("remove from DENY");
-        }
+        clear_trie::<DenyKey>(&mut self.ebpf, "DENY");
+        clear_trie::<DenyKey6>(&mut self.ebpf, "DENY6");
         clear_table::<{ size_of::<Fragment>() }>(&mut self.ebpf, "PIECES");
         clear_table::<{ size_of::<Fragment6>() }>(&mut self.ebpf, "PIECES6");
     }
@@ -224,6 +220,14 @@ where
     let mut table = Array::<_, [u8; BYTES]>::try_from(map).expect(name);
     for place in 0..PLACES as u32 {
         table.set(place, [0; BYTES], 0).expect(name);
+    }
+}
+
+fn clear_trie<K: Pod>(ebpf: &mut Ebpf, name: &str) {
+    let mut trie = LpmTrie::<_, K, u32>::try_from(ebpf.map_mut(name).unwrap()).expect(name);
+    let keys: Vec<_> = trie.keys().map(|key| key.expect(name)).collect();
+    for key in keys {
+        trie.remove(&key).expect(name);
     }
 }
 

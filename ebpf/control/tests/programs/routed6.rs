@@ -282,6 +282,61 @@ fn neighbours_that_ask_for_a_bound_address_are_answered() {
     }
 }
 
+/// RFC 4861 section 7.1.1: of another code it is none.
+#[test]
+fn a_solicitation_of_another_code_is_not_answered() {
+    let bare = Frame6 {
+        source: Ipv6Addr::UNSPECIFIED,
+        l4: solicitation(GUEST6).l4[..24].to_vec(),
+        ..solicitation(GUEST6)
+    };
+    for mut asked in [solicitation(GUEST6), bare] {
+        asked.l4[1] = 1;
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        datapath.expect_unnoticed(INGRESS, &asked.bytes());
+    }
+    let mut asked = probe(GUEST6);
+    asked.l4[1] = 1;
+    let mut datapath = loaded!();
+    routed(&mut datapath, VM);
+    assert_eq!(datapath.run(INGRESS, &asked.bytes()).action, SHOT);
+    assert_eq!(datapath.only_reason(ROW), DropReason::NoFlow);
+    assert_eq!(datapath.vms6.get(ROW).neighbours_answered, 0);
+}
+
+/// A second option is none that an answer has room for, and neither is what is behind the packet where
+/// the answer becomes longer than the question.
+#[test]
+fn more_bytes_behind_a_solicitation_are_never_part_of_an_answer() {
+    let with = |asked: Frame6, more: &[u8]| Frame6 {
+        l4: [&asked.l4[..], more].concat(),
+        ..asked
+    };
+    let nonce = [14, 1, 9, 8, 7, 6, 5, 4];
+    let bare = Frame6 {
+        source: Ipv6Addr::UNSPECIFIED,
+        l4: solicitation(GUEST6).l4[..24].to_vec(),
+        ..solicitation(GUEST6)
+    };
+    let behind = |asked: &Frame6| [&asked.bytes()[..], &[7; 6]].concat();
+    let two_options = with(solicitation(GUEST6), &nonce).bytes();
+    let half_an_option = with(bare.clone(), &[14, 1, 9, 8]).bytes();
+    for frame in [two_options, half_an_option, behind(&bare)] {
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        datapath.expect_unnoticed(INGRESS, &frame);
+    }
+    // The answer is as long as the question: what is behind stays behind.
+    let asked = solicitation(GUEST6);
+    let mut datapath = loaded!();
+    routed(&mut datapath, VM);
+    let answer = datapath.run(INGRESS, &asked.bytes()).frame;
+    let run = datapath.run(INGRESS, &behind(&asked));
+    assert_eq!(run.action, REDIRECT);
+    assert_eq!(run.frame, [&answer[..], &[7; 6]].concat());
+}
+
 #[test]
 fn other_neighbours_are_the_hosts() {
     let mut by_router = solicitation(GUEST6);

@@ -193,6 +193,11 @@ fn ipv6_own_ports_come_and_go_with_a_daemons_vms_which_reach_each_other_by_them(
     stand.daemon.kill_both().unwrap();
     stand.daemon = stand.daemon.again().unwrap();
     assert_eq!(round(&mut between, b"adopted").unwrap(), b"adopted");
+    // An address is its VM's alone to open.
+    let others = format!("tcp:[{}]:443:443", addresses[1]);
+    let error = stand.vm_error(&["set", "a", "--forward", &others]);
+    assert!(error.contains("routed to b"), "{error}");
+    assert_eq!(vm(&stand, "a")["forwards"][0], "tcp:own:443");
     // The port goes, and its flows with it.
     stand.vm(&["set", "b", "--forward", "tcp:own:444"]);
     assert_eq!(no_answer(&stand.world.net, at(1)), ErrorKind::TimedOut);

@@ -125,6 +125,31 @@ fn rfc4787_req_14_the_worlds_fragments_reach_the_guest() {
     }
 }
 
+/// Behind one address they would be one datagram's (RFC 6864 section 5.3).
+#[test]
+fn rfc7857_section_10_two_guests_fragments_of_one_identification_leave_with_two() {
+    let mut rig = Rig::new();
+    let fragments = cut(&udp(FROM, SERVER, &data()));
+    let identification = |packet: &[u8]| u16::from_be_bytes([packet[4], packet[5]]);
+    let sent = [1, 2].map(|row| {
+        for fragment in &fragments {
+            rig.guest(row, fragment);
+        }
+        let sent = rig.at_world();
+        assert_eq!((sent.len(), &sent[0][12..16]), (3, &NAT.octets[..]));
+        let of_first = identification(&sent[0]);
+        assert!(sent.iter().all(|it| identification(it) == of_first));
+        of_first
+    });
+    assert_ne!(sent[0], sent[1]);
+    // A whole packet keeps its guest's.
+    let mut whole = udp(FROM, SERVER, b"whole");
+    whole[4..6].copy_from_slice(&[7, 7]);
+    ipv4::fill_checksum(&mut whole, 20);
+    assert_eq!(rig.guest(1, &whole), Handling::Fast);
+    assert_eq!(rig.at_world()[0][4..6], [7, 7]);
+}
+
 #[test]
 fn fragments_to_where_a_rule_denies_go_nowhere() {
     let mut rig = Rig::with(Setup {

@@ -1,9 +1,11 @@
 //! Guests whose prefixes are routed reach each other by their own addresses, at ports that are open.
 use std::net::Ipv6Addr;
 
-use slipgate_abi::{ForwardKey6, Protocol, Refusal, RuleIndex, VmRow, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{
+    DropReason, ForwardKey6, Protocol, Refusal, RuleIndex, VmRow, timeout::CLOSING_GRACE_NS,
+};
 use slipgate_model::VmSpec;
-use slipgate_policy::{Action, EgressRoutes, Rule};
+use slipgate_policy::{Action, Destination, EgressRoutes, Rule};
 
 use super::*;
 use crate::{
@@ -16,6 +18,8 @@ const PORT: u16 = 443;
 /// The second guest's /64, and its address.
 const SECOND: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 3, 0, 0, 0, 0);
 const OTHER: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 3, 0, 0, 0, 0x15);
+/// Another address of that /64.
+const HOSTS: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 3, 0, 0, 0, 0x99);
 
 fn setup_with(rule: Option<(Action, &str)>) -> Setup {
     let rule = rule.map(|(action, text)| Rule::parse(action, text).unwrap());
@@ -148,6 +152,44 @@ fn a_successor_has_both_halves_and_changes_of_the_host_are_in_no_ones_way() {
     assert_eq!(got(&mut rig), Some((102, ONE, TWO)));
     rig.pass(SECOND_NS);
     assert_eq!(rig.flows(), 2);
+}
+
+#[test]
+fn while_the_host_has_an_address_in_a_prefix_its_ports_are_shut_to_guests_too() {
+    let mut rig = rig_with(ALLOW);
+    let elsewhere = (IpAddr::V6(GUEST6), 40_001);
+    rig.guest(1, &udp(ONE, TWO, b"x"));
+    rig.guest(2, &udp(TWO, ONE, b"y"));
+    rig.at_guest();
+    let mut network = network_of_guests();
+    // Another than the guest's, which nobody needs.
+    add_addresses(&mut network, [IpAddr::V6(HOSTS)].into_iter());
+    rig.engine.set_network(&network);
+    rig.pass(SECOND_NS);
+    for opener in [syn(elsewhere, TWO, 7), udp(elsewhere, TWO, b"z")] {
+        rig.guest(1, &opener);
+        assert!(rig.at_guest().iter().all(|(vm, _)| *vm != 102));
+    }
+    assert_eq!(rig.refused(1, Refusal::Protected), 2);
+    assert!(rig.at_world().is_empty(), "nothing leaves");
+    let to = Destination {
+        addr: TWO.0,
+        port: PORT,
+        protocol: Protocol::Tcp,
+    };
+    let why = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+    assert!(!why.admitted && why.outcome.contains("shut"), "{why:?}");
+    // Who comes from outside finds them shut by the programs, and what was on its way by the engine.
+    let before = rig.dropped(2, DropReason::NoFlow);
+    rig.world(&syn((IpAddr::V6(PEER6), 50_000), TWO, 5));
+    assert_eq!(rig.dropped(2, DropReason::NoFlow), before + 1);
+    // What is open goes on.
+    rig.guest(1, &udp(ONE, TWO, b"x"));
+    assert_eq!(got(&mut rig), Some((102, ONE, TWO)));
+    rig.engine.set_network(&network_of_guests());
+    rig.pass(SECOND_NS);
+    rig.guest(1, &syn(elsewhere, TWO, 8));
+    assert_eq!(got(&mut rig), Some((102, elsewhere, TWO)));
 }
 
 /// Has the policy of one VM choose other routes.

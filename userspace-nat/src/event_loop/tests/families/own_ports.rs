@@ -2,8 +2,10 @@
 use std::net::{Ipv6Addr, SocketAddr};
 
 use slipgate_abi::{
-    DropReason, ForwardKey6, Handover, Protocol, Refusal, RuleIndex, VmRow, tcp::Flags,
+    AtEnd, Budget, DropReason, ForwardKey6, Handover, Protocol, Rate, Refusal, RuleIndex, VmRates,
+    VmRow, tcp::Flags,
 };
+use slipgate_model::{Knock, SleepChange};
 
 use super::*;
 use crate::{clock::SECOND_NS, control::ForwardChange, state::Forward};
@@ -190,4 +192,101 @@ fn flows_of_an_own_port_are_adopted_and_end_with_it() {
     let (mut rig, _) = rig.restart(&without);
     rig.pass(100 * SECOND_NS);
     assert_eq!(rig.flows(), 0);
+}
+
+#[test]
+fn a_vm_that_sleeps_is_woken_by_who_comes_to_its_own_port() {
+    let (mut rig, family) = (rig_at(PREFIX), six());
+    let (client, guest) = ((family.peer, 50_000), (family.guest, PORT));
+    let row = VmRow::new(1);
+    rig.tell(move |engine| engine.sleep(row));
+    // A port that is not open wakes nobody.
+    let closed = syn(client, (family.guest, 80), 5);
+    assert_eq!(rig.world(&closed), Handling::Dropped(DropReason::NoFlow));
+    rig.world(&syn(client, guest, 5));
+    rig.world(&udp(client, guest, b"x"));
+    assert_eq!(rig.flows(), 0, "it is decided when it wakes");
+    assert!(rig.at_guest().is_empty() && rig.at_world().is_empty());
+    rig.turn();
+    let told = |rig: &Rig| -> Vec<SleepChange> {
+        rig.broker
+            .sleep_changes
+            .iter()
+            .map(|(_, change)| *change)
+            .collect()
+    };
+    let at = |(ip, port): End| SocketAddr::new(ip, port);
+    let (from, to) = (at(client), at(guest));
+    let knock = SleepChange::Knock(Knock {
+        protocol: 6,
+        from,
+        to,
+    });
+    assert_eq!(told(&rig), [SleepChange::Asleep, knock]);
+    assert!(rig.tell(move |engine| engine.wake(row)));
+    let ports: Vec<_> = rig
+        .at_guest()
+        .iter()
+        .map(|(vm, came)| (*vm, read(came).transport.ports()))
+        .collect();
+    assert_eq!(ports, [(101, Some((50_000, PORT))); 2], "in order");
+    assert_eq!(rig.flows(), 2);
+    // What comes in its flows while it sleeps again is held, too.
+    rig.guest(1, &syn_ack(guest, client, 700, 6));
+    rig.tell(move |engine| engine.sleep(row));
+    let held = rig.world(&ack(client, guest, 0, 6, 701));
+    assert_eq!(held, Handling::Engine(Handover::Asleep));
+    assert!(rig.at_guest().is_empty());
+    assert!(rig.tell(move |engine| engine.wake(row)));
+    assert_eq!(rig.at_guest().len(), 1);
+    rig.assert_paired();
+}
+
+fn set_budget(rig: &Rig, [tx, rx]: [u64; 2], at_end: AtEnd) {
+    let rate = |budget_bytes| Rate {
+        budget_bytes,
+        ..Rate::default()
+    };
+    let rates = VmRates {
+        tx: rate(tx),
+        rx: rate(rx),
+        budget: Budget {
+            per_day: false,
+            at_end,
+        },
+        ..VmRates::default()
+    };
+    rig.kernel.borrow().set_rates(1, rates);
+}
+
+#[test]
+fn a_spent_budget_shuts_the_guests_own_ports_each_way() {
+    let (family, none) = (six(), Rate::default().budget_bytes);
+    let guest = (family.guest, PORT);
+    let from = |port| (family.peer, port);
+    // 1,048 bytes each: the fifth exhausts it.
+    let long = [7; 1_000];
+    for budget in [[5_000, none], [none, 5_000]] {
+        let is_tx = budget[0] != none;
+        let mut rig = rig_at(PREFIX);
+        rig.world(&udp(from(50_000), guest, b""));
+        rig.at_guest();
+        set_budget(&rig, budget, AtEnd::Cut);
+        for _ in 0..10 {
+            match is_tx {
+                true => rig.guest(1, &udp(guest, from(50_000), &long)),
+                false => rig.world(&udp(from(50_000), guest, &long)),
+            };
+        }
+        let (out, came) = (rig.at_world().len(), rig.at_guest().len());
+        assert_eq!((out, came), if is_tx { (5, 0) } else { (0, 5) });
+        assert_eq!(rig.dropped(1, DropReason::ByteBudget), 5);
+        rig.world(&udp(from(50_001), guest, b"x"));
+        assert_eq!((rig.flows(), rig.at_guest().len()), (1, 0));
+        assert_eq!(rig.refused(1, Refusal::ByteBudget), 1);
+        // More, and the world may come in again.
+        set_budget(&rig, [none, none], AtEnd::Cut);
+        rig.world(&udp(from(50_002), guest, b"x"));
+        assert_eq!((rig.flows(), rig.at_guest().len()), (2, 1));
+    }
 }
