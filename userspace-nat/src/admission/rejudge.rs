@@ -60,6 +60,15 @@ pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow, now_ns: u64) ->
     slots.filter(came_in).collect()
 }
 
+/// Returns the flows between a VM and other guests of this host that are not admitted any more.
+pub(crate) fn kept_apart<D: Datapath>(core: &Core<D>, vm: VmRow, now_ns: u64) -> Vec<SlotIndex> {
+    let slots = core.nat.flows.slots_of(vm).iter().copied();
+    let hairpins = slots.filter(|slot| core.nat.is_hairpin(*slot));
+    let is_cut =
+        |slot: &SlotIndex| judge_again(core, *slot, now_ns, |_| true) == Some(Standing::Cut);
+    hairpins.filter(is_cut).collect()
+}
+
 fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex, now_ns: u64) -> bool {
     let Core {
         nat,

@@ -13,7 +13,10 @@ use slipgate_model::{NetworkView, OnExit, OpenQuestion, Subject, VmSpec, WhyAnsw
 use slipgate_policy::{Destination, OnReload};
 
 use crate::{
-    admission::{plan::Planner, rejudge::not_let_in},
+    admission::{
+        plan::Planner,
+        rejudge::{kept_apart, not_let_in},
+    },
     clock::Clock,
     control::{Control, EndsToken, Forward, ForwardChange, why::why},
     datapath::Datapath,
@@ -62,6 +65,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if moved.uplink {
             let left = self.core.nat.follow_uplink_of(row, id);
             cut += self.cut_slots(&left, EndReason::Uplink);
+        }
+        if moved.uplink && watch {
+            let apart = kept_apart(&self.core, row, self.clock.now_ns());
+            cut += self.cut_slots(&apart, EndReason::Policy);
         }
         // With another policy, its flows are judged again one by one.
         if moved.pool && watch && self.core.rules.judge.borrow().on_reload(id) == OnReload::Cut {

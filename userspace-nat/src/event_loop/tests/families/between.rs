@@ -2,7 +2,8 @@
 use std::net::Ipv6Addr;
 
 use slipgate_abi::{
-    DropReason, ForwardKey6, Protocol, Refusal, RuleIndex, VmRow, timeout::CLOSING_GRACE_NS,
+    DropReason, ForwardKey6, IfIndex, Protocol, Refusal, RuleIndex, VmRow,
+    timeout::CLOSING_GRACE_NS,
 };
 use slipgate_model::VmSpec;
 use slipgate_policy::{Action, Destination, EgressRoutes, Rule};
@@ -221,6 +222,38 @@ fn a_policy_that_keeps_two_guests_apart_ends_what_is_between_them() {
         give_routes(&mut rig, row);
         let reloaded = rig.broker.reloaded.pop().unwrap();
         assert_eq!((reloaded.cut, reloaded.kept), (1, 0), "vm{row}");
+        rig.guest(1, &udp(ONE, TWO, b"x"));
+        rig.guest(2, &udp(TWO, ONE, b"y"));
+        // What they get is at most that it was refused.
+        let came = rig.at_guest();
+        let mut came = came.iter().map(|(_, came)| read(came).transport.ports());
+        assert!(came.all(|ports| ports.is_none()), "vm{row}");
+    }
+}
+
+/// The definition of a VM changes: it has an uplink of its own.
+fn give_uplink(rig: &mut Rig, row: u16) {
+    let vm = VmSpec {
+        uplink: Some(IfIndex::new(9)),
+        ..spec(row, &setup_with(ALLOW))
+    };
+    rig.tell(|engine| engine.set_vm(vm));
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+}
+
+#[test]
+fn another_uplink_of_a_vms_own_ends_its_flows_with_guests() {
+    for row in [1, 2] {
+        let mut rig = rig_with(ALLOW);
+        rig.guest(1, &udp(ONE, TWO, b"x"));
+        rig.guest(2, &udp(TWO, ONE, b"y"));
+        rig.at_guest();
+        assert_eq!(rig.flows(), 2);
+        give_uplink(&mut rig, row);
+        let of_row = |end: &serde_json::Value| end["vm"] == format!("vm{row}");
+        let ends = rig.records();
+        assert!(ends.len() == 1 && of_row(&ends[0]), "{ends:?}");
+        assert_eq!(ends[0]["end"], "policy", "{ends:?}");
         rig.guest(1, &udp(ONE, TWO, b"x"));
         rig.guest(2, &udp(TWO, ONE, b"y"));
         // What they get is at most that it was refused.
