@@ -1,6 +1,12 @@
 //! Request of a container runtime: the command and the attachment by the environment, the network's
 //! configuration by stdin.
-use std::{collections::BTreeMap, env, io::Read as _, net::Ipv4Addr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    env,
+    io::Read as _,
+    net::{IpAddr, Ipv4Addr},
+    path::PathBuf,
+};
 
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
@@ -302,8 +308,11 @@ impl PortMapping {
         }
         let host = match self.host_ip.as_deref().unwrap_or_default() {
             "" | "::" | "0.0.0.0" => String::new(),
-            address if address.parse::<Ipv4Addr>().is_ok() => format!("{address}:"),
-            other => return wrong("hostIP", other, "give an IPv4 address of the host"),
+            given => match given.parse() {
+                Ok(IpAddr::V4(address)) => format!("{address}:"),
+                Ok(IpAddr::V6(address)) => format!("[{address}]:"),
+                Err(_) => return wrong("hostIP", given, "give an address of the host"),
+            },
         };
         let (from, to) = (self.host_port, self.container_port);
         Ok(format!("{protocol}:{host}{from}:{to}"))

@@ -184,6 +184,7 @@ fn port_mappings_are_forwards() {
         { "hostPort": 8080, "containerPort": 80, "protocol": "tcp" },
         { "hostPort": 5353, "containerPort": 53, "protocol": "UDP", "hostIP": "192.0.2.1" },
         { "hostPort": 8081, "containerPort": 81, "hostIP": "0.0.0.0" },
+        { "hostPort": 8082, "containerPort": 82, "hostIP": "2001:db8::1" },
         { "hostPort": 0, "containerPort": 82, "protocol": "sctp" },
         // As containerd writes it.
         { "HostPort": 8083, "ContainerPort": 83, "Protocol": "tcp", "HostIP": "" },
@@ -194,11 +195,12 @@ fn port_mappings_are_forwards() {
             "tcp:8080:80",
             "udp:192.0.2.1:5353:53",
             "tcp:8081:81",
+            "tcp:[2001:db8::1]:8082:82",
             "tcp:8083:83"
         ]
     );
     assert!(forwards(serde_json::Value::Null).unwrap().is_empty());
-    for (key, given) in [("protocol", "sctp"), ("hostIP", "2001:db8::1")] {
+    for (key, given) in [("protocol", "sctp"), ("hostIP", "fe80::1%eth0")] {
         let mut mapping = json!({ "hostPort": 1, "containerPort": 1 });
         mapping[key] = given.into();
         let error = forwards(json!([mapping])).unwrap_err();

@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::SocketAddrV4,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -13,13 +12,12 @@ use serde_json::{Value, json};
 use slipgate_testbed::{
     Capture, GUEST_DEVICE, Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World,
     clients::{
-        icmp, tcp,
+        tcp,
         tcp::{ConnectOutcome, EchoSession},
     },
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     turns,
-    world::{SERVER, UPLINK},
+    world::UPLINK,
 };
 
 use crate::{
@@ -39,6 +37,30 @@ matrix! {
         without [hybrid_ipv6, user_ipv6]: "clients are the same whatever addresses the guest has";
     what_comes_for_a_vm_that_sleeps_waits_until_it_is_resumed: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "its VMs have no daemon, and none is put to sleep (attach-socket.md)";
+    a_vms_forwards_are_put_patched_and_refused_by_http: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_port_that_is_just_being_given_back_is_waited_for: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_policy_that_no_vm_uses_is_removed: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_vms_definition_contains_its_policy: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_vms_definition_lists_ports_of_the_hosts_loopback: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    what_is_wrong_is_said_as_a_problem: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    flows_questions_and_refusals_are_events: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    events_are_printed_by_the_command_line: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_vm_is_idle_after_silence_and_busy_again: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    requests_beyond_those_that_may_wait_are_answered: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
 }
 
 /// The protocol of neighbour discovery.
@@ -69,12 +91,7 @@ impl Files {
 
 impl Stand {
     pub(crate) fn new() -> Self {
-        Self::with(&[])
-    }
-
-    /// With these flags besides.
-    pub(crate) fn with(more: &[&str]) -> Self {
-        Self::of(cells::hybrid_ipv4, more)
+        Self::of(cells::hybrid_ipv4, &[])
     }
 
     /// The stand of a cell. Its guests have their addresses at once.
@@ -416,17 +433,17 @@ fn a_reader_can_change_nothing(cell: Cell) {
 }
 
 /// The same PUT again changes nothing: no event, no flow, no other id.
-#[test]
-fn a_vms_forwards_are_put_patched_and_refused_by_http() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn a_vms_forwards_are_put_patched_and_refused_by_http(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
-    let echo = TcpServer::start(&guest.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
+    let echo = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
     let mut events = Events::read(&stand, "/v1/events?after=0");
     let body = json!({ "tap": "tap0", "forwards": ["tcp:8080:80"] });
     let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(body.clone()));
     assert_eq!((status, &vm["forwards"]), (201, &json!(["tcp:8080:80"])));
-    let address = |port| crate::at(slipgate_testbed::world::HOST, port);
+    // It shows its address, to which the forward leads.
+    assert!(pings(&guest, cell.gateway(), WAIT));
+    let address = |port| at(cell.host(), port);
     let net = &stand.world.net;
     let mut stream = net.run(|| tcp::connect(address(8080), WAIT)).unwrap();
     assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)), (200, vm));
@@ -455,18 +472,18 @@ fn a_vms_forwards_are_put_patched_and_refused_by_http() {
 }
 
 /// A port that the engine is just giving back for another VM is waited for.
-#[test]
-fn a_port_that_is_just_being_given_back_is_waited_for() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn a_port_that_is_just_being_given_back_is_waited_for(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap1");
-    let _echo = TcpServer::start(&guest.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
+    let _echo = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
+    let of_address = format!("tcp:{}:80", at(cell.host(), 8080));
     let put = |vm: &str, tap: &str, forwards: Value| {
         let body = json!({ "tap": tap, "forwards": forwards });
         stand.ask("PUT", &format!("/v1/vms/{vm}"), Some(body))
     };
     let connect = || {
-        let address = crate::at(slipgate_testbed::world::HOST, 8080);
+        assert!(pings(&guest, cell.gateway(), WAIT));
+        let address = at(cell.host(), 8080);
         let mut stream = stand.world.net.run(|| tcp::connect(address, WAIT)).unwrap();
         EchoSession::new(&mut stream).round(1_000).unwrap();
     };
@@ -488,7 +505,7 @@ fn a_port_that_is_just_being_given_back_is_waited_for() {
             let gives = || has_it().map_or(Some(()), |()| None);
             eventually("the broker has told the engine", gives);
             // Of any address, so another key.
-            let taken = scope.spawn(|| put("b", "tap1", json!(["tcp:198.18.0.2:8080:80"])));
+            let taken = scope.spawn(|| put("b", "tap1", json!([of_address])));
             std::thread::sleep(BRIEFLY);
             assert!(!given.is_finished() && !taken.is_finished());
             stand.signal_engine(libc::SIGCONT);
@@ -504,10 +521,8 @@ fn a_port_that_is_just_being_given_back_is_waited_for() {
 }
 
 /// A policy that was put is removed when no VM has it any more, for a successor too.
-#[test]
-fn a_policy_that_no_vm_uses_is_removed() {
-    require_root_and_tun!();
-    let mut stand = Stand::new();
+fn a_policy_that_no_vm_uses_is_removed(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
     let path = "/v1/policies/closed";
     assert_eq!(stand.ask("DELETE", path, None).0, 404);
     let text = "default = \"deny\"";
@@ -553,12 +568,12 @@ fn a_policy_that_no_vm_uses_is_removed() {
 
 /// VMs with a policy of their own: it is in force when the PUT is answered, several VMs with the same
 /// share one, and it outlives the daemon.
-#[test]
-fn a_vms_definition_contains_its_policy() {
-    require_root_and_tun!();
-    let mut stand = Stand::new();
-    let servers = [7000, 7001]
-        .map(|port| TcpServer::start(&stand.world.net, (SERVER, port), TcpService::Echo).unwrap());
+fn a_vms_definition_contains_its_policy(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
+    let servers = [7000, 7001].map(|port| {
+        let address = (cell.server(), port);
+        TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap()
+    });
     let guests = ["tap0", "tap1", "tap2"].map(|tap| stand.guest(tap));
     let reaches = |guest: &Guest, at: usize| {
         guest
@@ -566,7 +581,7 @@ fn a_vms_definition_contains_its_policy() {
             .is_ok_and(|outcome| matches!(outcome, ConnectOutcome::Connected(_)))
     };
     let only = |port: u16| {
-        let rule = format!("{SERVER}:{port}/tcp");
+        let rule = cell.destination(cell.server(), &format!("{port}/tcp"));
         json!({ "default": "deny", "rules": [{ "allow": rule }] })
     };
     for (name, tap) in [("a", "tap0"), ("b", "tap1")] {
@@ -617,14 +632,12 @@ fn a_vms_definition_contains_its_policy() {
 }
 
 /// A VM's own ports of the host's loopback, beside another VM that has none.
-#[test]
-fn a_vms_definition_lists_ports_of_the_hosts_loopback() {
-    require_root_and_tun!();
-    let mut stand = Stand::new();
-    let local = (std::net::Ipv4Addr::LOCALHOST, 7000);
+fn a_vms_definition_lists_ports_of_the_hosts_loopback(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
+    let local = (cell.loopback(), 7000);
     let _service = TcpServer::start(&stand.world.host, local, TcpService::Echo).unwrap();
     let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
-    let at = |port| crate::at(crate::GATEWAY, port);
+    let at = |port| at(cell.gateway(), port);
     let connects = |guest: &Guest, port| {
         guest
             .run(|| tcp::connect_outcome(at(port), WAIT))
@@ -639,8 +652,8 @@ fn a_vms_definition_lists_ports_of_the_hosts_loopback() {
     let other = json!({ "tap": "tap1" });
     assert_eq!(stand.ask("PUT", "/v1/vms/b", Some(other)).0, 201);
     assert!(connects(&guests[0], 8000) && !connects(&guests[1], 8000));
-    let why = "/v1/vms/a/why?address=10.0.2.2&port=8000";
-    let (_, why) = stand.ask("GET", why, None);
+    let why = format!("/v1/vms/a/why?address={}&port=8000", cell.gateway());
+    let (_, why) = stand.ask("GET", &why, None);
     assert_eq!(why["rule"], "host_loopback 8000:7000/tcp", "{why}");
 
     // A connection by a port that is taken back is cut before the answer.
@@ -678,10 +691,8 @@ fn a_vms_definition_lists_ports_of_the_hosts_loopback() {
     }
 }
 
-#[test]
-fn what_is_wrong_is_said_as_a_problem() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn what_is_wrong_is_said_as_a_problem(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     for (body, part) in [
         (json!({ "tap": UPLINK }), "uplink"),
         (json!({ "tap": "tap0", "mac": "no" }), "mac no"),
@@ -716,8 +727,7 @@ fn the_api_is_started_again_and_guests_go_on(cell: Cell) {
         let found = stand.daemon.children_named(title).into_iter().find(is_it);
         slipgate_testbed::signal(found.unwrap(), libc::SIGKILL);
     }
-    let pinged = guest.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
-    assert_eq!(pinged.replies.len(), 1);
+    assert!(pings(&guest, cell.server(), WAIT));
     for socket in ["api.sock", "read.sock"] {
         let vms = || stand.ask_on(socket, "GET", "/v1/vms", None).1;
         eventually("it answers again", || {
@@ -731,7 +741,8 @@ fn the_api_is_started_again_and_guests_go_on(cell: Cell) {
 fn hostile_clients_of_the_api_delay_no_admission(cell: Cell) {
     let _turn = turns::alone("it measures how long an admission takes");
     let (stand, guest) = Stand::with_vm(cell, &[]);
-    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let address = (cell.server(), 7000);
+    let echo = TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap();
     let connect = || {
         let began = Instant::now();
         drop(guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap());
@@ -771,11 +782,11 @@ fn hostile_clients_of_the_api_delay_no_admission(cell: Cell) {
 
 /// Flows and questions are events like those of VMs, of whichever VM and kind a client asks for,
 /// and of the next engine too.
-#[test]
-fn flows_questions_and_refusals_are_events() {
-    require_root_and_tun!();
-    let stand = Stand::with(&["--deny", "203.0.113.10:7001", "--dns", "none"]);
-    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn flows_questions_and_refusals_are_events(cell: Cell) {
+    let rule = cell.destination(cell.server(), "7001");
+    let stand = Stand::of(cell, &["--deny", &rule, "--dns", "none"]);
+    let address = (cell.server(), 7000);
+    let echo = TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap();
     let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     for (name, tap) in [("a", "tap0"), ("b", "tap1")] {
         let path = format!("/v1/vms/{name}");
@@ -810,13 +821,10 @@ fn flows_questions_and_refusals_are_events() {
     assert!(end["tx_bytes"].as_u64().unwrap() > 1_000, "{end}");
     assert!(end["seq"].as_u64() > start["seq"].as_u64(), "{end}");
 
-    let denied = SocketAddrV4::new(SERVER, 7001);
+    let denied = at(cell.server(), 7001);
     guests[0].run(|| tcp::expect_refused(denied)).unwrap();
     let refused = of_a.next_of("refused");
-    assert_eq!(
-        refused["rule_text"], "--deny 203.0.113.10:7001",
-        "{refused}"
-    );
+    assert_eq!(refused["rule_text"], format!("--deny {rule}"), "{refused}");
     assert_eq!(refused["reason"], "rule");
 
     stand.signal_engine(libc::SIGKILL);
@@ -830,10 +838,8 @@ fn flows_questions_and_refusals_are_events() {
     assert_eq!(of_a.next_of("flow_start")["vm"], "a");
 }
 
-#[test]
-fn events_are_printed_by_the_command_line() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn events_are_printed_by_the_command_line(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let start = |args: &[&str]| {
         let mut command = Command::new(slipgate_testbed::slipgate::binary().unwrap());
         command.arg("events").args(args);
@@ -867,10 +873,8 @@ fn events_are_printed_by_the_command_line() {
     assert_eq!(ended(&mut text).code(), Some(1));
 }
 
-#[test]
-fn a_vm_is_idle_after_silence_and_busy_again() {
-    require_root_and_tun!();
-    let stand = Stand::with(&["--idle-after", "2"]);
+fn a_vm_is_idle_after_silence_and_busy_again(cell: Cell) {
+    let stand = Stand::of(cell, &["--idle-after", "2"]);
     let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
     let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
     for (name, body) in [
@@ -887,7 +891,7 @@ fn a_vm_is_idle_after_silence_and_busy_again() {
     };
     assert_eq!(next(), of_a("vm_idle"));
     assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
-    let ping = || guests[0].run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+    let ping = || assert!(pings(&guests[0], cell.server(), WAIT));
     ping();
     assert_eq!(next(), of_a("vm_busy"));
     assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], false);
@@ -895,7 +899,8 @@ fn a_vm_is_idle_after_silence_and_busy_again() {
     // The next engine knows that it was.
     stand.signal_engine(libc::SIGKILL);
     eventually("there is an engine again", || {
-        let (_, why) = stand.ask("GET", "/v1/vms/a/why?address=203.0.113.10&port=7000", None);
+        let why = format!("/v1/vms/a/why?address={}&port=7000", cell.server());
+        let (_, why) = stand.ask("GET", &why, None);
         (why["admitted"] == true).then_some(())
     });
     ping();
@@ -938,10 +943,8 @@ fn packets_and_metrics_come_by_http(cell: Cell) {
 }
 
 /// However many ask for what only the engine knows, and whatever it does, each gets an answer.
-#[test]
-fn requests_beyond_those_that_may_wait_are_answered() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn requests_beyond_those_that_may_wait_are_answered(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let _guest = stand.guest("tap0");
     let body = json!({ "tap": "tap0" });
     assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);

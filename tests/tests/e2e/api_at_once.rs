@@ -3,9 +3,17 @@
 use std::thread;
 
 use serde_json::{Value, json};
-use slipgate_testbed::require_root_and_tun;
 
-use crate::{BRIEFLY, api::Stand, eventually};
+use crate::{BRIEFLY, Cell, api::Stand, eventually, matrix::matrix};
+
+matrix! {
+    changes_of_policy_are_made_one_after_another: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    changes_wait_for_the_next_engine_and_the_daemon_lives: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+}
 
 fn put(stand: &Stand, vm: &str) {
     let body = json!({ "tap": vm });
@@ -14,10 +22,8 @@ fn put(stand: &Stand, vm: &str) {
 }
 
 /// Each waits for its turn, whatever is removed meanwhile.
-#[test]
-fn changes_of_policy_are_made_one_after_another() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn changes_of_policy_are_made_one_after_another(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let _guests = ["a", "b"].map(|tap| stand.guest(tap));
     ["a", "b"].iter().for_each(|vm| put(&stand, vm));
     let policy = json!({ "default": "deny" });
@@ -57,10 +63,8 @@ fn changes_of_policy_are_made_one_after_another() {
 }
 
 /// However often it ends: one guest may be the cause, and others want to be served.
-#[test]
-fn changes_wait_for_the_next_engine_and_the_daemon_lives() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn changes_wait_for_the_next_engine_and_the_daemon_lives(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let engine = || stand.daemon.children_named("slipgate-engine").pop();
     for _ in 0..7 {
         eventually("there is an engine", engine);

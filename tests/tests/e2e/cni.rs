@@ -14,14 +14,33 @@ use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World,
     clients::{tcp, tcp::EchoSession},
     frame::Mac,
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     skipped,
     slipgate::binary,
-    world::{HOST, SERVER, UPLINK},
+    world::UPLINK,
 };
 
-use crate::WAIT;
+use crate::{
+    Cell, WAIT,
+    matrix::{at, matrix, pings},
+    stand::give_ipv6,
+};
+
+matrix! {
+    a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    ports_and_a_policy_come_with_the_attachment: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    an_attachment_takes_no_vm_that_is_there: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    cnis_own_client_and_firecrackers_parser_understand_the_plugin: [hybrid_ipv4],
+        without [hybrid_ipv6]: "clients are the same whatever addresses the guest has",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+}
 
 /// A runtime, in a namespace of its own, and the namespace that it gives its VMs.
 struct Runtime {
@@ -97,8 +116,9 @@ fn text<'a>(value: &'a Value, path: &str) -> &'a str {
     value.pointer(path).unwrap().as_str().unwrap()
 }
 
-/// A guest as its VMM would make it of the result.
-fn guest(world: &World, result: &Value) -> Guest {
+/// A guest as its VMM would make it of the result. Its IPv6, which the result leaves to itself, it has
+/// at once.
+fn guest(cell: Cell, world: &World, result: &Value) -> Guest {
     let mac = text(result, "/interfaces/0/mac").split(':');
     let mac: Vec<u8> = mac.map(|b| u8::from_str_radix(b, 16).unwrap()).collect();
     let mac: Mac = mac.try_into().unwrap();
@@ -110,7 +130,17 @@ fn guest(world: &World, result: &Value) -> Guest {
         gateway: text(result, "/ips/0/gateway").parse().unwrap(),
         ..GuestConfig::new(text(result, "/interfaces/1/name"))
     };
-    Guest::new(world, config).unwrap()
+    let guest = Guest::new(world, config).unwrap();
+    if cell.is_ipv6() {
+        give_ipv6(&guest);
+    }
+    guest
+}
+
+/// A daemon with the cell's family.
+fn serve(cell: Cell, world: &World, pins: &PinDir) -> Slipgate {
+    let args = [&["--uplink", UPLINK], cell.give(world)].concat();
+    Slipgate::serve(&world.host, pins, &args).unwrap()
 }
 
 fn vms(daemon: &Slipgate) -> Vec<String> {
@@ -125,9 +155,7 @@ fn taps(world: &World) -> usize {
     links.matches(": sg").count() - links.matches(": sgport").count()
 }
 
-#[test]
-fn a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away() {
-    require_root_and_tun!();
+fn a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away(cell: Cell) {
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let runtime = Runtime::new(&world, &pins);
@@ -137,8 +165,8 @@ fn a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away() {
     assert_eq!(runtime.code("DEL", "web1", json!({})), 11);
     assert_eq!(taps(&world), 0);
 
-    let daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
-    let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let daemon = serve(cell, &world, &pins);
+    let echo = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Echo).unwrap();
     runtime.call("STATUS", "", in_shared).unwrap();
     let versions = runtime.call("VERSION", "", json!({})).unwrap();
     let versions = versions["supportedVersions"].as_array().unwrap().clone();
@@ -156,7 +184,7 @@ fn a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away() {
     assert_eq!(first["ips"].as_array().unwrap().len(), 1);
     assert_eq!(first["ips"][0]["interface"], 0);
     assert_eq!(text(&first, "/dns/nameservers/0"), "10.0.2.3");
-    let one = guest(&world, &first);
+    let one = guest(cell, &world, &first);
     let mut stream = one.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     let mut goes_on = || {
         let session = one.run(|| EchoSession::new(&mut stream).round(1_000));
@@ -171,7 +199,7 @@ fn a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away() {
 
     let second = runtime.add("web2");
     assert_ne!(text(&second, "/interfaces/1/name"), name);
-    let two = guest(&world, &second);
+    let two = guest(cell, &world, &second);
     two.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     assert_eq!(vms(&daemon), ["web1.eth0", "web2.eth0"]);
     assert_eq!(taps(&world), 2);
@@ -204,13 +232,11 @@ fn a_plugins_tap_leads_its_guest_to_the_world_until_it_is_taken_away() {
     gone.call("DEL", "web1", json!({})).unwrap();
 }
 
-#[test]
-fn a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there() {
-    require_root_and_tun!();
+fn a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there(cell: Cell) {
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let runtime = Runtime::new(&world, &pins);
-    let daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
+    let daemon = serve(cell, &world, &pins);
     let scratch = tempfile::tempdir().unwrap();
     let folder = scratch.path().join("dans");
     let file = folder.join("pod.json");
@@ -275,34 +301,38 @@ fn a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there() {
     assert_eq!((vms(&daemon).len(), taps(&world)), (0, 0));
 }
 
-#[test]
-fn ports_and_a_policy_come_with_the_attachment() {
-    require_root_and_tun!();
+fn ports_and_a_policy_come_with_the_attachment(cell: Cell) {
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let runtime = Runtime::new(&world, &pins);
-    let _daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
-    let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
-    let local = (std::net::Ipv4Addr::LOCALHOST, 7000);
+    let _daemon = serve(cell, &world, &pins);
+    let echo = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Echo).unwrap();
+    let local = (cell.loopback(), 7000);
     let _service = TcpServer::start(&world.host, local, TcpService::Echo).unwrap();
     let more = json!({
         "policy": { "default": "deny" },
         "hostLoopback": ["8000:7000"],
         "runtimeConfig": {
-            "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }],
+            "portMappings": [
+                { "hostPort": 8080, "containerPort": 80, "protocol": "tcp" },
+                { "hostPort": 8081, "containerPort": 80, "hostIP": cell.host() },
+            ],
         },
     });
     let result = runtime.call("ADD", "web1", more.clone()).unwrap();
-    let one = guest(&world, &result);
-    let server = (crate::GUEST, 80);
+    let one = guest(cell, &world, &result);
+    let server = (cell.guest(), 80);
     let _server = TcpServer::start(&one.ns, server, TcpService::Echo).unwrap();
-    let from_world = world.net.run(|| tcp::connect(crate::at(HOST, 8080), WAIT));
-    EchoSession::new(&mut from_world.unwrap())
-        .round(100)
-        .unwrap();
+    // It shows its address, to which the port leads.
+    assert!(pings(&one, cell.gateway(), WAIT));
+    for port in [8080, 8081] {
+        let from_world = world.net.run(|| tcp::connect(at(cell.host(), port), WAIT));
+        EchoSession::new(&mut from_world.unwrap())
+            .round(100)
+            .unwrap();
+    }
     one.run(|| tcp::expect_refused(echo.address())).unwrap();
-    let gateway: std::net::Ipv4Addr = text(&result, "/ips/0/gateway").parse().unwrap();
-    let to_host = one.run(|| tcp::connect(crate::at(gateway, 8000), WAIT));
+    let to_host = one.run(|| tcp::connect(at(cell.gateway(), 8000), WAIT));
     EchoSession::new(&mut to_host.unwrap()).round(100).unwrap();
     // Another attachment can't have the port.
     assert_eq!(runtime.code("ADD", "web2", more.clone()), 102);
@@ -312,13 +342,11 @@ fn ports_and_a_policy_come_with_the_attachment() {
     runtime.call("ADD", "web2", more).unwrap();
 }
 
-#[test]
-fn an_attachment_takes_no_vm_that_is_there() {
-    require_root_and_tun!();
+fn an_attachment_takes_no_vm_that_is_there(cell: Cell) {
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let runtime = Runtime::new(&world, &pins);
-    let daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
+    let daemon = serve(cell, &world, &pins);
     let mine = ["vm", "add", "web1.eth0", "--tap", "tap9"];
     daemon.run(&mine).unwrap();
     assert_eq!(runtime.code("ADD", "web1", json!({})), 100);
@@ -331,9 +359,7 @@ fn an_attachment_takes_no_vm_that_is_there() {
 /// Where `cargo xtask test` puts the clients that it builds of `tests/cni-clients`.
 const CLIENTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/cni-clients");
 
-#[test]
-fn cnis_own_client_and_firecrackers_parser_understand_the_plugin() {
-    require_root_and_tun!();
+fn cnis_own_client_and_firecrackers_parser_understand_the_plugin(cell: Cell) {
     let client = |name| Some(Path::new(CLIENTS).join(name)).filter(|path| path.is_file());
     let (Some(cnitool), Some(vmconf)) = (client("cnitool"), client("vmconf")) else {
         skipped!("`cargo xtask test` could not build tests/cni-clients, for which it needs Go");
@@ -342,8 +368,8 @@ fn cnis_own_client_and_firecrackers_parser_understand_the_plugin() {
     let world = World::new().unwrap();
     let pins = PinDir::new().unwrap();
     let runtime = Runtime::new(&world, &pins);
-    let daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
-    let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let daemon = serve(cell, &world, &pins);
+    let echo = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Echo).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     symlink(binary().unwrap(), scratch.path().join("slipgate")).unwrap();
     let plugin = json!({
@@ -393,12 +419,12 @@ fn cnis_own_client_and_firecrackers_parser_understand_the_plugin() {
     );
 
     // The network is as it was read.
-    let one = guest(&world, &result);
+    let one = guest(cell, &world, &result);
     let mut stream = one.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     one.run(|| EchoSession::new(&mut stream).round(1_000))
         .unwrap();
-    let _server = TcpServer::start(&one.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
-    let from_world = world.net.run(|| tcp::connect(crate::at(HOST, 8080), WAIT));
+    let _server = TcpServer::start(&one.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
+    let from_world = world.net.run(|| tcp::connect(at(cell.host(), 8080), WAIT));
     EchoSession::new(&mut from_world.unwrap())
         .round(100)
         .unwrap();

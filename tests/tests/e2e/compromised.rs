@@ -11,14 +11,22 @@ use std::{
 use nix::sys::socket::{ControlMessage, MsgFlags, SockType, getsockopt, sendmsg, sockopt};
 use slipgate_abi::IfIndex;
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World,
+    PinDir, Slipgate, World,
     clients::tcp,
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
-    world::{SERVER, UPLINK},
+    world::UPLINK,
 };
 
-use crate::{Stand, WAIT, eventually, stand::maps};
+use crate::{Cell, Stand, WAIT, eventually, matrix::matrix, stand::maps};
+
+matrix! {
+    rows_that_name_other_devices_take_none_of_them_down: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its guest has a socket in place of a TAP";
+    next_hops_of_other_devices_are_nobodys_neighbours: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's kernel routes its sockets";
+    whatever_the_engine_says_the_broker_serves_on: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "flows end with the engine, and slipgate with both (exec.md)";
+}
 
 fn is_up(world: &World, device: &str) -> bool {
     let link = world.host.ip(&format!("-o link show {device}")).unwrap();
@@ -26,16 +34,15 @@ fn is_up(world: &World, device: &str) -> bool {
     flags.split(',').any(|flag| flag == "UP")
 }
 
-#[test]
-fn rows_that_name_other_devices_take_none_of_them_down() {
-    require_root_and_tun!();
+fn rows_that_name_other_devices_take_none_of_them_down(cell: Cell) {
     let world = World::new().unwrap();
-    let [guest, other] =
-        ["tap0", "tap1"].map(|tap| Guest::new(&world, GuestConfig::new(tap)).unwrap());
-    let server = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let ipv6 = cell.give(&world);
+    let [guest, other] = ["tap0", "tap1"].map(|tap| cell.guest_at(&world, tap));
+    let server = TcpServer::start(&world.net, (cell.server(), 7000), TcpService::Echo).unwrap();
     let connect = || guest.run(|| tcp::connect(server.address(), WAIT));
     let pins = PinDir::new().unwrap();
-    let both = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    let taps = ["--tap", "tap0", "--tap", "tap1", "--uplink", UPLINK];
+    let both = [&taps, ipv6].concat();
     let mut slipgate = Slipgate::attach(&world.host, &pins, &both).unwrap();
     drop(connect().unwrap());
     let uplink = world.host.ifindex(UPLINK).unwrap();
@@ -57,7 +64,7 @@ fn rows_that_name_other_devices_take_none_of_them_down() {
     // The next one does not serve the second any more, and shuts it: by what was noted of it.
     slipgate.kill_both().unwrap();
     lie();
-    let one = ["--tap", "tap0", "--uplink", UPLINK];
+    let one = [&["--tap", "tap0", "--uplink", UPLINK], ipv6].concat();
     slipgate = Slipgate::attach(&world.host, &pins, &one).unwrap();
     assert!(is_up(&world, UPLINK), "a row of a VM's took it down");
     assert!(!is_up(&world, "tap1"), "it is not served any more");
@@ -69,16 +76,20 @@ fn rows_that_name_other_devices_take_none_of_them_down() {
     drop(other);
 }
 
-#[test]
-fn next_hops_of_other_devices_are_nobodys_neighbours() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn next_hops_of_other_devices_are_nobodys_neighbours(cell: Cell) {
+    // Of another device's network, and a host of the uplink's that nobody has asked for.
+    let (other_net, bits, asked) = match cell.is_ipv6() {
+        false => ("100.64.0.", "24", "198.18.0.77"),
+        true => ("fd64::", "64 nodad", "2001:db8:1::77"),
+    };
+    let stand = Stand::of(cell, &[]);
     let host = &stand.world.host;
     host.ip("link add other0 type veth peer name other1")
         .unwrap();
     host.ip("link set other1 up").unwrap();
     host.ip("link set other0 up").unwrap();
-    host.ip("addr add 100.64.0.1/24 dev other0").unwrap();
+    host.ip(&format!("addr add {other_net}1/{bits} dev other0"))
+        .unwrap();
     let other = host.ifindex("other0").unwrap();
     let uplink = host.ifindex(UPLINK).unwrap();
     let maps = maps(stand.slipgate.pins());
@@ -87,14 +98,13 @@ fn next_hops_of_other_devices_are_nobodys_neighbours() {
         let claimed = maps.claim_next_hop(0, ifindex, neighbour.parse::<IpAddr>().unwrap(), 0);
         claimed.expect("an element");
     };
-    claim(other, "100.64.0.9");
-    claim(uplink, "100.64.0.10");
+    claim(other, &format!("{other_net}9"));
+    claim(uplink, &format!("{other_net}10"));
     // As it may be: it tells when the broker has looked.
     let neighbours = |device: &str| {
         host.ip(&format!("neigh show nud all dev {device}"))
             .unwrap()
     };
-    let asked = "198.18.0.77";
     assert!(!neighbours(UPLINK).contains(asked));
     claim(uplink, asked);
     host.ip("link set other1 down").unwrap();
@@ -104,7 +114,7 @@ fn next_hops_of_other_devices_are_nobodys_neighbours() {
             .then_some(())
     });
     let all = neighbours("other0") + &neighbours(UPLINK);
-    assert!(!all.contains("100.64.0."), "{all}");
+    assert!(!all.contains(other_net), "{all}");
 }
 
 /// The engine's end of the channel to the broker, taken out of that process.
@@ -143,11 +153,10 @@ fn say(channel: &OwnedFd, head: [u8; 2], json: &str) {
 
 const INLINE: [u8; 2] = [1, 0];
 
-#[test]
-fn whatever_the_engine_says_the_broker_serves_on() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&[]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+fn whatever_the_engine_says_the_broker_serves_on(cell: Cell) {
+    let mut stand = Stand::of(cell, &[]);
+    let address = (cell.server(), 7000);
+    let server = TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap();
     let broker = stand.slipgate.broker_pid();
     let descriptors = || {
         let fds = std::fs::read_dir(format!("/proc/{broker}/fd")).unwrap();

@@ -1,7 +1,7 @@
 //! `--max-vms` and `--max-rules` of `slipgate serve`: requests beyond them are refused with the
 //! reason and change nothing, and how full they are is shown.
 
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
@@ -10,12 +10,17 @@ use slipgate_testbed::{
         tcp,
         tcp::{ConnectOutcome, EchoSession},
     },
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
-    world::SERVER,
 };
 
-use crate::{WAIT, api::Stand, eventually};
+use crate::{Cell, WAIT, api::Stand, eventually, matrix::matrix};
+
+matrix! {
+    a_vm_beyond_the_limit_is_refused_and_its_place_comes_back: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_policy_beyond_the_room_for_rules_is_refused_and_the_former_one_holds: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+}
 
 fn detail(problem: &Value) -> &str {
     problem["detail"].as_str().unwrap_or_default()
@@ -35,20 +40,24 @@ fn metric(stand: &Stand, name: &str) -> String {
     value.trim().to_owned()
 }
 
-#[test]
-fn a_vm_beyond_the_limit_is_refused_and_its_place_comes_back() {
-    require_root_and_tun!();
-    let stand = Stand::with(&["--max-vms", "3", "--mtu", "1300"]);
+fn a_vm_beyond_the_limit_is_refused_and_its_place_comes_back(cell: Cell) {
+    let stand = Stand::of(cell, &["--max-vms", "3", "--mtu", "1300"]);
     let guest = stand.guest("tap0");
     let host = &stand.world().host;
     // A TAP in use by others, which is not slipgate's to change until its VM is accepted.
     host.ip("tuntap add tap3 mode tap").unwrap();
     host.ip("link set tap3 up mtu 1400").unwrap();
-    host.ip("address add 10.9.9.1/24 dev tap3").unwrap();
-    host.ip("route add 10.8.0.0/16 via 10.9.9.2").unwrap();
-    let tap3 = || ["-o link show tap3", "route show dev tap3"].map(|shown| host.ip(shown).unwrap());
+    let [address, route, routes] = match cell.is_ipv6() {
+        false => ["10.9.9.1/24", "10.8.0.0/16 via 10.9.9.2", "route"],
+        true => ["fd09::1/64 nodad", "fd08::/64 via fd09::2", "-6 route"],
+    };
+    host.ip(&format!("address add {address} dev tap3")).unwrap();
+    host.ip(&format!("{routes} add {route} dev tap3")).unwrap();
+    let routes = format!("{routes} show dev tap3");
+    let tap3 = || ["-o link show tap3", &routes].map(|shown| host.ip(shown).unwrap());
     let before = tap3();
-    let echo = TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let address = (cell.server(), 7000);
+    let echo = TcpServer::start(&stand.world().net, address, TcpService::Echo).unwrap();
     let put = |name: &str, tap: &str| {
         let body = match name {
             "d" => json!({ "tap": tap, "forwards": ["tcp:8080:80"] }),
@@ -93,23 +102,28 @@ fn a_vm_beyond_the_limit_is_refused_and_its_place_comes_back() {
     goes_on().unwrap();
 }
 
-fn reaches(guest: &Guest, server: &TcpServer) -> bool {
+fn reaches(guest: &Guest, server: &TcpServer<IpAddr>) -> bool {
     guest
         .run(|| tcp::connect_outcome(server.address(), WAIT))
         .is_ok_and(|outcome| matches!(outcome, ConnectOutcome::Connected(_)))
 }
 
-#[test]
-fn a_policy_beyond_the_room_for_rules_is_refused_and_the_former_one_holds() {
-    require_root_and_tun!();
-    let mut stand = Stand::with(&["--max-rules", "16"]);
+fn a_policy_beyond_the_room_for_rules_is_refused_and_the_former_one_holds(cell: Cell) {
+    let mut stand = Stand::of(cell, &["--max-rules", "16"]);
     let servers = [7000, 7001].map(|port| {
-        TcpServer::start(&stand.world().net, (SERVER, port), TcpService::Echo).unwrap()
+        let address = (cell.server(), port);
+        TcpServer::start(&stand.world().net, address, TcpService::Echo).unwrap()
     });
+    let port = |port: u16| cell.destination(cell.server(), &format!("{port}/tcp"));
+    // Of a server that is not there.
+    let rule = |at: usize| match cell.is_ipv6() {
+        false => format!("192.0.2.{at}:443/tcp"),
+        true => format!("[2001:db8:9::{at}]:443/tcp"),
+    };
     let guest = stand.guest("tap0");
     let path = "/v1/policies/one-port";
-    let only = format!("default = \"deny\"\nrules = [{{ allow = \"{SERVER}:7000/tcp\" }}]\n");
-    assert_eq!(stand.put_policy(path, &only), 200);
+    let only = |port: String| format!("default = \"deny\"\nrules = [{{ allow = \"{port}\" }}]\n");
+    assert_eq!(stand.put_policy(path, &only(port(7000))), 200);
     let body = json!({ "tap": "tap0", "policy": "one-port" });
     assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
     let mut stream = guest
@@ -123,7 +137,7 @@ fn a_policy_beyond_the_room_for_rules_is_refused_and_the_former_one_holds() {
 
     // It denies what the stream needs, so it would be cut.
     let rules: Vec<String> = (1..=20)
-        .map(|at| format!("{{ allow = \"192.0.2.{at}:443/tcp\" }}"))
+        .map(|at| format!("{{ allow = \"{}\" }}", rule(at)))
         .collect();
     let more = format!("default = \"deny\"\nrules = [{}]\n", rules.join(", "));
     let (status, problem) = stand.put_text(path, &more);
@@ -132,7 +146,7 @@ fn a_policy_beyond_the_room_for_rules_is_refused_and_the_former_one_holds() {
         &problem,
         &["no room for 23 rules", "share 16", "--max-rules"],
     );
-    let rule = |at: usize| json!({ "allow": format!("192.0.2.{at}:443/tcp") });
+    let rule = |at: usize| json!({ "allow": rule(at) });
     let policy = json!({ "default": "deny", "rules": (1..=20).map(rule).collect::<Value>() });
     let inline = json!({ "tap": "tap1", "policy": policy });
     let (status, problem) = stand.ask("PUT", "/v1/vms/b", Some(inline));
@@ -160,8 +174,7 @@ fn a_policy_beyond_the_room_for_rules_is_refused_and_the_former_one_holds() {
     is_as_before(&stand);
 
     // What fits is put in force as ever.
-    let other = format!("default = \"deny\"\nrules = [{{ allow = \"{SERVER}:7001/tcp\" }}]\n");
-    assert_eq!(stand.put_policy(path, &other), 200);
+    assert_eq!(stand.put_policy(path, &only(port(7001))), 200);
     let reached = [&servers[0], &servers[1]].map(|it| reaches(&guest, it));
     assert_eq!(reached, [false, true]);
 }

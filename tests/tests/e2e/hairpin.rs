@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -10,22 +10,25 @@ use slipgate_testbed::{
     Capture, GUEST_DEVICE, Guest, GuestConfig, WorldConfig,
     accounting::FlowKey,
     clients::{stun, tcp, udp, udp::UdpOutcome},
-    require_root_and_tun,
     servers::{StunServer, TcpServer, TcpService, UdpServer, UdpService},
     slipgate::FlowRow,
     streams::Receipt,
-    world::{HOST, SERVER, SERVER_2},
-    world_ipv6::{HOST6, SERVER6, SERVER6_2},
 };
 
 use crate::{
-    BRIEFLY, Cell, GUEST, Stand, WAIT, at, eventually,
-    matrix::{cells, matrix},
+    BRIEFLY, Cell, Stand, WAIT, eventually,
+    matrix::{at, matrix, pings},
     stand::counts,
 };
 
 matrix! {
     guests_of_one_host_punch_a_hole_to_each_other: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    a_connection_between_guests_is_counted_as_both_saw_it: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    a_guest_reaches_itself_and_a_forward_by_the_external_address: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    a_hairpin_lives_through_a_reload_and_the_engines_death: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
 }
 
@@ -40,14 +43,6 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(policy: &str) -> Pair {
-        Self::with(policy, &[])
-    }
-
-    fn with(policy: &str, more: &[&str]) -> Pair {
-        Self::of(cells::hybrid_ipv4, policy, more)
-    }
-
     fn of(cell: Cell, policy: &str, more: &[&str]) -> Pair {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), policy).unwrap();
@@ -56,10 +51,7 @@ impl Pair {
         args.extend(more);
         let world = WorldConfig::default();
         let stand = Stand::of_several(cell, world, &[], &[GuestConfig::new("tap1")], &args);
-        let servers: [IpAddr; 2] = [
-            cell.family.choose(SERVER, SERVER6),
-            cell.family.choose(SERVER_2, SERVER6_2),
-        ];
+        let servers = [cell.server(), cell.server_2()];
         let (net, ports) = (&stand.world.net, [3_478, 3_479]);
         let server = StunServer::start(net, servers, ports).unwrap();
         Pair {
@@ -127,7 +119,7 @@ fn asking_for(filtering: &str) -> String {
 }
 
 fn guests_of_one_host_punch_a_hole_to_each_other(cell: Cell) {
-    let host = cell.family.choose(HOST, HOST6);
+    let host = cell.host();
     for filtering in ["address-and-port-dependent", "endpoint-independent"] {
         let pair = Pair::of(cell, &asking_for(filtering), &[]);
         let ends = pair.ends();
@@ -151,18 +143,17 @@ fn guests_of_one_host_punch_a_hole_to_each_other(cell: Cell) {
     assert!(pair.stand.refused("protected") > 0);
 }
 
-#[test]
-fn a_connection_between_guests_is_counted_as_both_saw_it() {
-    require_root_and_tun!();
-    let pair = Pair::new(&asking_for("endpoint-independent"));
+fn a_connection_between_guests_is_counted_as_both_saw_it(cell: Cell) {
+    let pair = Pair::of(cell, &asking_for("endpoint-independent"), &[]);
     let [one, other] = pair.guests();
     let net = &pair.stand.world.net;
-    let outside = TcpServer::start(net, (SERVER, 7_000), TcpService::Echo).unwrap();
+    let outside = TcpServer::start(net, (cell.server(), 7_000), TcpService::Echo).unwrap();
     // The other guest learns the address of its port, and listens there.
     let keeps = other.run(|| tcp::connect_from(7_100, outside.address(), WAIT));
     let _keeps = keeps.unwrap();
     let mapped = eventually("the server to see it", || outside.peers().first().copied());
-    let _serving = TcpServer::start(&other.ns, (GUEST, 7_100), TcpService::Streams).unwrap();
+    let address = (cell.guest(), 7_100);
+    let _serving = TcpServer::start(&other.ns, address, TcpService::Streams).unwrap();
     let watching = pair
         .guests()
         .map(|guest| Capture::start(&guest.ns, GUEST_DEVICE).unwrap());
@@ -176,11 +167,11 @@ fn a_connection_between_guests_is_counted_as_both_saw_it() {
     let flows = pair.stand.flows_to(mapped);
     assert_eq!(flows.len(), 2, "{flows:?}");
     for flow in &flows {
-        let nat: SocketAddrV4 = flow.nat.parse().unwrap();
+        let nat: SocketAddr = flow.nat.parse().unwrap();
         let theirs = pair.flow("tap1", nat);
         assert_eq!([&flow.path, &theirs.path], ["hairpin"; 2]);
         assert_eq!(theirs.direction, "inbound");
-        let key = |source: SocketAddrV4, destination| FlowKey::tcp(source, destination);
+        let key = |source: SocketAddr, destination| FlowKey::tcp(source, destination);
         let inside = key(flow.guest.parse().unwrap(), mapped);
         let there = key(theirs.guest.parse().unwrap(), nat);
         let of = |counts: slipgate_testbed::accounting::Counts| (counts.packets, counts.bytes);
@@ -198,15 +189,15 @@ fn a_connection_between_guests_is_counted_as_both_saw_it() {
     }
 }
 
-#[test]
-fn a_guest_reaches_itself_and_a_forward_by_the_external_address() {
-    require_root_and_tun!();
+fn a_guest_reaches_itself_and_a_forward_by_the_external_address(cell: Cell) {
     let policy = asking_for("address-and-port-dependent");
-    let pair = Pair::with(&policy, &["--forward", "tap1=udp:5353:5300"]);
+    let pair = Pair::of(cell, &policy, &["--forward", "tap1=udp:5353:5300"]);
     let [one, other] = pair.guests();
-    let _echo = UdpServer::start(&other.ns, (GUEST, 5_300), UdpService::Echo).unwrap();
+    let _echo = UdpServer::start(&other.ns, (cell.guest(), 5_300), UdpService::Echo).unwrap();
+    // It shows its address, to which the forward leads.
+    assert!(pings(other, cell.gateway(), WAIT));
     for guest in [one, other] {
-        let sent = guest.run(|| udp::probe(at(HOST, 5_353), b"x", WAIT));
+        let sent = guest.run(|| udp::probe(at(cell.host(), 5_353), b"x", WAIT));
         assert!(matches!(sent, Ok(UdpOutcome::Answered(_))), "{sent:?}");
     }
     let [(socket, mapped), _] = pair.ends();
@@ -215,10 +206,11 @@ fn a_guest_reaches_itself_and_a_forward_by_the_external_address() {
     let (len, from) = socket.recv_from(&mut [0; 16]).unwrap();
     assert_eq!((len, from), (4, mapped));
     let flow = pair.flow("tap0", mapped);
-    assert_eq!(counts(&flow), [(1, 32), (1, 32)]);
+    let bytes = cell.headers() as u64 + 8 + 4;
+    assert_eq!(counts(&flow), [(1, bytes); 2]);
     // A port of the host's that leads to no guest stays the host's.
-    let server = UdpServer::start(&pair.stand.world.host, (HOST, 4_000), UdpService::Echo);
-    let server = server.unwrap();
+    let address = (cell.host(), 4_000);
+    let server = UdpServer::start(&pair.stand.world.host, address, UdpService::Echo).unwrap();
     let refused = one.run(|| udp::probe(server.address(), b"x", BRIEFLY));
     assert!(
         !matches!(refused, Ok(UdpOutcome::Answered(_))),
@@ -227,26 +219,27 @@ fn a_guest_reaches_itself_and_a_forward_by_the_external_address() {
     assert_eq!(server.datagrams(), 0);
 }
 
-#[test]
-fn a_hairpin_lives_through_a_reload_and_the_engines_death() {
-    require_root_and_tun!();
+fn a_hairpin_lives_through_a_reload_and_the_engines_death(cell: Cell) {
     let allowing = asking_for("address-and-port-dependent");
-    let mut pair = Pair::new(&allowing);
+    let mut pair = Pair::of(cell, &allowing, &[]);
     let ends = pair.ends();
     assert!(pair.punch(&ends, WAIT));
     pair.stand.slipgate.kill_engine().unwrap();
     assert!(pair.punch(&ends, WAIT), "after the engine's death");
-    let rule = "rules = [{ deny = \"192.0.2.0/24\" }]\n";
-    let apply = |pair: &Pair, rules: &str| {
-        fs::write(pair.policy.path(), rules.to_owned() + &allowing).unwrap();
+    let apply = |pair: &Pair, denied: &str| {
+        let rules = format!("rules = [{{ deny = \"{denied}\" }}]\n");
+        fs::write(pair.policy.path(), rules + &allowing).unwrap();
         let done = pair.stand.slipgate.run(&["policy", "apply"]).unwrap();
         assert!(done.status.success(), "{done:?}");
         String::from_utf8_lossy(&done.stdout).into_owned()
     };
-    let said = apply(&pair, rule);
+    let said = apply(
+        &pair,
+        ["192.0.2.0/24", "2001:db8:9::/64"][usize::from(cell.is_ipv6())],
+    );
     assert!(said.contains("0 flows cut"), "{said}");
     assert!(pair.punch(&ends, WAIT), "after a reload");
-    let said = apply(&pair, &format!("rules = [{{ deny = \"{HOST}\" }}]\n"));
+    let said = apply(&pair, &cell.host().to_string());
     assert!(said.contains("2 flows cut"), "{said}");
     assert!(!pair.punch(&ends, 2 * BRIEFLY), "denied");
     assert!(pair.stand.refused("rule") > 0);

@@ -19,7 +19,6 @@ use slipgate_testbed::{
         tcp::{self, EchoSession},
     },
     dns_wire::Record,
-    require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     slipgate::binary,
     world::SERVER,
@@ -36,6 +35,12 @@ matrix! {
     nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
     a_vm_that_was_open_when_slipgate_died_is_closed_by_the_next_start: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
+    a_vm_is_closed_again_when_who_learns_is_killed: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
+    a_vm_is_closed_again_when_the_engine_dies_while_it_is_open: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
+    of_two_vms_that_are_open_each_is_closed_by_itself: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "user mode opens no VM for learning";
     no_flow_is_too_short_to_be_seen_and_those_that_live_are: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
@@ -207,18 +212,18 @@ fn what_an_open_vm_does_is_let_in_by_what_is_learnt_and_nothing_else(cell: Cell)
         .unwrap();
 }
 
-#[test]
-fn a_vm_is_closed_again_when_who_learns_is_killed() {
-    require_root_and_tun!();
-    let stand = Stand::new(&["--default", "deny"]);
-    let _server = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Hold).unwrap();
+fn a_vm_is_closed_again_when_who_learns_is_killed(cell: Cell) {
+    let stand = Stand::of(cell, &["--default", "deny"]);
+    let server = at(cell.server(), PORT);
+    let _server =
+        TcpServer::start(&stand.world.net, (server.ip(), PORT), TcpService::Hold).unwrap();
     let learn = Learn::start(&stand, &["--open"]);
-    let mut stream = stand.run(|| tcp::connect(at(SERVER, PORT), WAIT)).unwrap();
+    let mut stream = stand.run(|| tcp::connect(server, WAIT)).unwrap();
     learn.kill(Signal::SIGKILL);
     eventually("it is closed", || (!is_open(&stand)).then_some(()));
     stream.set_read_timeout(Some(WAIT)).unwrap();
     assert!(stand.run(|| stream.read(&mut [0; 1])).is_err(), "it is cut");
-    stand.run(|| tcp::expect_refused(at(SERVER, PORT))).unwrap();
+    stand.run(|| tcp::expect_refused(server)).unwrap();
     learn.end();
     // And may be opened again.
     let learn = Learn::start(&stand, &["--open", "--for", "1s"]);
@@ -228,20 +233,20 @@ fn a_vm_is_closed_again_when_who_learns_is_killed() {
 }
 
 /// Who learns hears nothing of the next engine, and ends.
-#[test]
-fn a_vm_is_closed_again_when_the_engine_dies_while_it_is_open() {
-    require_root_and_tun!();
-    let mut stand = Stand::new(&["--default", "deny"]);
-    let _server = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Hold).unwrap();
+fn a_vm_is_closed_again_when_the_engine_dies_while_it_is_open(cell: Cell) {
+    let mut stand = Stand::of(cell, &["--default", "deny"]);
+    let server = at(cell.server(), PORT);
+    let _server =
+        TcpServer::start(&stand.world.net, (server.ip(), PORT), TcpService::Hold).unwrap();
     let learn = Learn::start(&stand, &["--open"]);
-    let mut stream = stand.run(|| tcp::connect(at(SERVER, PORT), WAIT)).unwrap();
+    let mut stream = stand.run(|| tcp::connect(server, WAIT)).unwrap();
     stand.slipgate.kill_engine().unwrap();
     stand.says("a new engine serves");
     learn.end();
     eventually("it is closed", || (!is_open(&stand)).then_some(()));
     stream.set_read_timeout(Some(WAIT)).unwrap();
     assert!(stand.run(|| stream.read(&mut [0; 1])).is_err(), "it is cut");
-    stand.run(|| tcp::expect_refused(at(SERVER, PORT))).unwrap();
+    stand.run(|| tcp::expect_refused(server)).unwrap();
     assert!(stand.slipgate.broker_runs());
 }
 
@@ -334,13 +339,11 @@ fn nothing_of_an_open_vm_goes_on_by_what_its_policy_leaves_or_inspects(cell: Cel
     learn.end();
 }
 
-#[test]
-fn of_two_vms_that_are_open_each_is_closed_by_itself() {
-    require_root_and_tun!();
-    let (world, first) = (WorldConfig::default(), GuestConfig::new("tap0"));
-    let neighbours = [GuestConfig::new("tap1")];
-    let stand = Stand::beside(world, first, &neighbours, &["--default", "deny"]);
-    let echo = TcpServer::start(&stand.world.net, (SERVER, PORT), TcpService::Echo).unwrap();
+fn of_two_vms_that_are_open_each_is_closed_by_itself(cell: Cell) {
+    let (world, neighbours) = (WorldConfig::default(), [GuestConfig::new("tap1")]);
+    let stand = Stand::of_several(cell, world, &[], &neighbours, &["--default", "deny"]);
+    let address = (cell.server(), PORT);
+    let echo = TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap();
     let is_open = |vm: &str| {
         let to = echo.address().to_string();
         stand.slipgate.why(vm, &to, "tcp").unwrap().0

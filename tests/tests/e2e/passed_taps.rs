@@ -13,9 +13,25 @@ use std::{
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde_json::{Value, json};
-use slipgate_testbed::{Guest, GuestConfig, clients::icmp, require_root_and_tun, world::SERVER};
+use slipgate_testbed::{Guest, GuestConfig};
 
-use crate::{WAIT, api::Stand, eventually};
+use crate::{
+    Cell, WAIT,
+    api::Stand,
+    eventually,
+    matrix::{matrix, pings},
+};
+
+matrix! {
+    a_vms_tap_is_passed_as_a_descriptor: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "its guest has a socket in place of a TAP";
+    what_is_no_tap_of_this_namespace_is_refused: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its guest has a socket in place of a TAP";
+    descriptors_beyond_one_are_left_nowhere: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its guest has a socket in place of a TAP";
+}
 
 /// Sends a PUT of a VM with descriptors, and returns the connection.
 fn send(stand: &Stand, socket: &str, vm: &str, fds: &[BorrowedFd<'_>]) -> UnixStream {
@@ -55,15 +71,10 @@ fn tap_of(guest: &Guest) -> BorrowedFd<'_> {
     guest.queues()[0].fd().as_fd()
 }
 
-#[test]
-fn a_vms_tap_is_passed_as_a_descriptor() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn a_vms_tap_is_passed_as_a_descriptor(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
-    let reaches = |guest: &Guest| {
-        let ping = guest.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
-        ping.replies.len() == 1
-    };
+    let reaches = |guest: &Guest| pings(guest, cell.server(), WAIT);
     let (status, vm) = put(&stand, "api.sock", "a", &[tap_of(&guests[0])]);
     assert_eq!((status, &vm["tap"]), (201, &json!("tap0")), "{vm}");
     assert!(reaches(&guests[0]));
@@ -93,10 +104,8 @@ fn a_vms_tap_is_passed_as_a_descriptor() {
     assert!(reaches(&first));
 }
 
-#[test]
-fn what_is_no_tap_of_this_namespace_is_refused() {
-    require_root_and_tun!();
-    let stand = Stand::new();
+fn what_is_no_tap_of_this_namespace_is_refused(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let refused = |fd: BorrowedFd<'_>, part: &str| {
         let (status, problem) = put(&stand, "api.sock", "a", &[fd]);
         let detail = problem["detail"].as_str().unwrap_or_default();
@@ -115,11 +124,9 @@ fn what_is_no_tap_of_this_namespace_is_refused() {
 }
 
 /// However many descriptors clients send and in whatever way, none is left open.
-#[test]
-fn descriptors_beyond_one_are_left_nowhere() {
+fn descriptors_beyond_one_are_left_nowhere(cell: Cell) {
     const SENT: usize = 250;
-    require_root_and_tun!();
-    let stand = Stand::new();
+    let stand = Stand::of(cell, &[]);
     let guest = stand.guest("tap0");
     assert_eq!(put(&stand, "api.sock", "a", &[tap_of(&guest)]).0, 201);
     let processes = || {

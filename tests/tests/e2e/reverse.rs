@@ -13,9 +13,8 @@ use slipgate_testbed::{
         icmp,
         tcp::{self, EchoSession},
     },
-    kernel_view, require_root_and_tun,
+    kernel_view,
     servers::{TcpServer, TcpService},
-    world::SERVER,
 };
 
 use crate::{
@@ -25,6 +24,8 @@ use crate::{
 };
 
 matrix! {
+    without_the_reverse_entry_the_host_resets_the_servers_segments: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's own sockets are the servers' peers, and answer them";
     each_answer_finds_its_flow_from_the_first_packet_to_the_last: [hybrid_ipv4, hybrid_ipv6],
         without [user_ipv4, user_ipv6]: "the host's own sockets are the servers' peers, and answer them";
     a_flows_fragments_reach_their_guest_and_are_not_answered_by_the_host: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
@@ -47,11 +48,10 @@ fn host_answers(host: &NetNs) -> (u64, u64) {
     (count("Tcp", "OutRsts"), unreachable)
 }
 
-#[test]
-fn without_the_reverse_entry_the_host_resets_the_servers_segments() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7), TcpService::Echo).unwrap();
+fn without_the_reverse_entry_the_host_resets_the_servers_segments(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
+    let address = (cell.server(), 7);
+    let server = TcpServer::start(&stand.world.net, address, TcpService::Echo).unwrap();
     let mut stream = stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
     let mut session = EchoSession::new(&mut stream);
     session.round(100).unwrap();
@@ -59,7 +59,10 @@ fn without_the_reverse_entry_the_host_resets_the_servers_segments() {
 
     // By hand, what slipgate never does.
     let maps = maps(stand.slipgate.pins());
-    let removed = maps.flows.remove_if(|tuple, _| tuple.scope == Tuple::WORLD);
+    let removed = match cell.is_ipv6() {
+        false => (maps.flows).remove_if(|tuple, _| tuple.scope == Tuple::WORLD),
+        true => (maps.flows6).remove_if(|tuple, _| tuple.scope == Tuple::WORLD),
+    };
     assert_eq!(removed.unwrap(), 1);
     stream.set_read_timeout(Some(BRIEFLY)).unwrap();
     EchoSession::new(&mut stream)

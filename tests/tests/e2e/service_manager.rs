@@ -20,13 +20,22 @@ use nix::{
     unistd::Pid,
 };
 use slipgate_testbed::{
-    PinDir, Slipgate, World, require_root_and_tun,
+    PinDir, Slipgate, World,
     slipgate::{Start, binary},
     turns,
     world::UPLINK,
 };
 
-use crate::{WAIT, eventually};
+use crate::{Cell, WAIT, eventually, matrix::matrix};
+
+matrix! {
+    a_service_manager_hears_of_the_start_reloads_signs_of_life_and_the_stop: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+    a_client_that_connects_to_a_service_managers_socket_waits_for_the_daemon: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "its VMs have no daemon (attach-socket.md)";
+}
 
 /// How long the manager waits for a sign of life. Two come in that time.
 const WATCHDOG: Duration = Duration::from_millis(400);
@@ -92,16 +101,15 @@ fn has(message: &str, line: &str) -> bool {
     message.lines().any(|l| l == line)
 }
 
-#[test]
-fn a_service_manager_hears_of_the_start_reloads_signs_of_life_and_the_stop() {
-    require_root_and_tun!();
+fn a_service_manager_hears_of_the_start_reloads_signs_of_life_and_the_stop(cell: Cell) {
     let _turn = turns::alone("it compares the time of signs of life with what is promised");
     let manager = Manager::new();
     let world = World::new().unwrap();
+    let ipv6 = cell.give(&world);
     let policy = manager.scratch.path().join("policy.toml");
     fs::write(&policy, "default = \"allow\"\n").unwrap();
     let policy_flag = policy.display().to_string();
-    let args = ["--uplink", UPLINK, "--policy", &policy_flag];
+    let args = [&["--uplink", UPLINK, "--policy", &policy_flag], ipv6].concat();
     let pins = PinDir::new().unwrap();
     let mut daemon = Slipgate::serve_as(&manager.start, &world.host, &pins, &args).unwrap();
 
@@ -155,10 +163,9 @@ fn health(mut stream: UnixStream) -> String {
     answer.lines().next().unwrap_or_default().to_owned()
 }
 
-#[test]
-fn a_client_that_connects_to_a_service_managers_socket_waits_for_the_daemon() {
-    require_root_and_tun!();
+fn a_client_that_connects_to_a_service_managers_socket_waits_for_the_daemon(cell: Cell) {
     let world = World::new().unwrap();
+    let ipv6 = cell.give(&world);
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("api.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -184,7 +191,7 @@ fn a_client_that_connects_to_a_service_managers_socket_waits_for_the_daemon() {
 
     let early = UnixStream::connect(&path).unwrap();
     let api = path.display().to_string();
-    let args = ["--uplink", UPLINK, "--api", &api];
+    let args = [&["--uplink", UPLINK, "--api", &api], ipv6].concat();
     let pins = PinDir::new().unwrap();
     let mut daemon = Slipgate::serve_as(&start, &world.host, &pins, &args).unwrap();
     assert_eq!(health(early), "HTTP/1.1 200 OK");

@@ -10,13 +10,20 @@ use std::{
 use slipgate_testbed::{
     Capture, Slipgate,
     clients::tcp,
-    require_root_and_tun,
     servers::{TcpServer, TcpService},
     turns,
-    world::{SERVER, UPLINK},
+    world::UPLINK,
 };
 
-use crate::{BRIEFLY, Stand, WAIT};
+use crate::{BRIEFLY, Cell, Stand, WAIT, matrix::matrix};
+
+matrix! {
+    a_broker_without_descriptors_lives_and_follows_the_network: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the host's kernel routes its sockets";
+    a_broker_that_serves_does_not_wait_for_who_holds_the_lock: [hybrid_ipv4],
+        without [hybrid_ipv6]: "no packet of the guest's is part of it",
+        without [user_ipv4, user_ipv6]: "it pins nothing";
+}
 
 /// Half of the time after which `why` gives up.
 const AT_ONCE: Duration = Duration::from_millis(2_500);
@@ -49,16 +56,19 @@ pub(crate) fn limit_descriptors(slipgate: &Slipgate, most: libc::rlim_t) -> libc
     }
 }
 
-#[test]
-fn a_broker_without_descriptors_lives_and_follows_the_network() {
-    require_root_and_tun!();
-    let stand = Stand::new(&[]);
+fn a_broker_without_descriptors_lives_and_follows_the_network(cell: Cell) {
+    let stand = Stand::of(cell, &[]);
     let host = &stand.world.host;
-    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let address = (cell.server(), 7000);
+    let server = TcpServer::start(&stand.world.net, address, TcpService::Streams).unwrap();
     let before = limit_descriptors(&stand.slipgate, next_descriptor(&stand.slipgate));
     // Its links, addresses and routes change.
     host.ip("tuntap add other0 mode tap").unwrap();
-    host.ip("addr add 172.31.0.1/24 dev other0").unwrap();
+    let other = match cell.is_ipv6() {
+        false => "172.31.0.1/24",
+        true => "fd31::1/64",
+    };
+    host.ip(&format!("addr add {other} dev other0")).unwrap();
     host.ip("link set other0 up").unwrap();
     host.ip(&format!("link set {UPLINK} mtu 1400")).unwrap();
     host.ip("link del other0").unwrap();
@@ -82,11 +92,9 @@ pub(crate) fn lock_of(slipgate: &Slipgate) -> PathBuf {
     slipgate.run_dir().unwrap().join("lock")
 }
 
-#[test]
-fn a_broker_that_serves_does_not_wait_for_who_holds_the_lock() {
-    require_root_and_tun!();
+fn a_broker_that_serves_does_not_wait_for_who_holds_the_lock(cell: Cell) {
     let _turn = turns::alone("it compares an answer's time with a promise");
-    let stand = Stand::new(&[]);
+    let stand = Stand::of(cell, &[]);
     let host = &stand.world.host;
     let lock = File::options()
         .write(true)

@@ -100,7 +100,7 @@ fn a_host_that_forwards_forwards_nothing_of_a_guest_by_itself(cell: Cell) {
 }
 
 /// Whether the kernel forwards what comes by a device.
-fn forwards(ns: &NetNs, cell: Cell, device: &str) -> bool {
+pub(crate) fn forwards(ns: &NetNs, cell: Cell, device: &str) -> bool {
     let set = |family: &str, key: &str| {
         let path = format!("/proc/sys/net/{family}/conf/{device}/{key}");
         ns.run(|| fs::read_to_string(path)).unwrap().trim() != "0"

@@ -3,7 +3,7 @@
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     process::Stdio,
 };
 
@@ -141,12 +141,18 @@ fn processes_beside(argument: &str) -> Vec<u32> {
 #[test]
 #[ignore = "the child of a_port_of_the_host_leads_to_a_command"]
 fn a_command_that_serves() {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 80)).unwrap();
+    // Of both families, where the kernel has both.
+    let any = [
+        IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        Ipv4Addr::UNSPECIFIED.into(),
+    ];
+    let listener = TcpListener::bind(&any.map(|ip| SocketAddr::new(ip, 80))[..]).unwrap();
     println!("it listens");
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let stream = stream.unwrap();
-            println!("client {}", stream.peer_addr().unwrap().ip());
+            let client = stream.peer_addr().unwrap().ip();
+            println!("client {}", client.to_canonical());
             std::thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
         }
     });

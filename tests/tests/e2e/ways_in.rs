@@ -4,7 +4,6 @@
 use std::{
     collections::HashMap,
     io::{BufRead as _, BufReader},
-    net::Ipv4Addr,
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
 };
@@ -13,16 +12,28 @@ use serde_json::Value;
 use slipgate_testbed::{
     builtin_guest::{self, Accelerator, Boot, Network, Qemu},
     clients::{tcp, tcp::EchoSession},
-    flow_log, require_kvm, require_root_and_tun,
+    flow_log, require_kvm,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
     signal, skipped,
-    world::{SERVER, SERVER_2},
+    world::SERVER,
 };
 
 use crate::{
-    WAIT, at, eventually,
+    Cell, WAIT, eventually,
+    matrix::{at, matrix},
     unprivileged::{Attached, Place},
 };
+
+matrix! {
+    a_vm_of_slipgates_own: [user_ipv4, user_ipv6],
+        without [hybrid_ipv4, hybrid_ipv6]: "a guest that comes in without root is user mode's";
+    a_command_by_curl: [user_ipv4, user_ipv6],
+        without [hybrid_ipv4, hybrid_ipv6]: "a guest that comes in without root is user mode's";
+    qemu_by_its_stream_socket: [user_ipv4, user_ipv6],
+        without [hybrid_ipv4, hybrid_ipv6]: "a guest that comes in without root is user mode's";
+    qemu_by_vhost_user: [user_ipv4, user_ipv6],
+        without [hybrid_ipv4, hybrid_ipv6]: "a guest that comes in without root is user mode's";
+}
 
 const VM: &str = "web";
 const ALLOWED: &str = "api.example.test";
@@ -37,15 +48,24 @@ const SILENT: u16 = 7001;
 const FORWARD: &str = "tcp:8080:80";
 const FORWARDED: u16 = 8080;
 
-/// The built-in guest: a page of the allowed name, the denied name, a stream that is held, and a server for
-/// the forward.
-const GUEST_LINE: &str = "crr api.example.test:80 1 get; dns evil.test; stream api.example.test:7000 1000000 down; serve 80 120s";
 /// A command by curl, which becomes one that serves ($@).
 const COMMAND_LINE: &str = "curl -sS --max-time 20 http://api.example.test/; echo \"allowed: $?\"; \
     curl -sS --max-time 20 http://evil.test/; echo \"denied: $?\"; \
     curl -sS http://api.example.test:7001/ > /dev/null 2>&1 & exec \"$@\"";
 /// What curl ends with when a name leads nowhere.
 const CURL_NO_ADDRESS: &str = "denied: 6";
+
+/// The built-in guest: a page of the allowed name, the denied name, a stream that is held, and a server for
+/// the forward. A name in brackets is looked up by IPv6.
+fn guest_line(cell: Cell) -> String {
+    let (name, dns) = match cell.is_ipv6() {
+        false => (ALLOWED.to_owned(), "dns"),
+        true => (format!("[{ALLOWED}]"), "dns6"),
+    };
+    format!(
+        "crr {name}:{WEB} 1 get; {dns} {DENIED}; stream {name}:{SLOW} 1000000 down; serve 80 120s"
+    )
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -59,44 +79,37 @@ enum Way {
     VhostUser,
 }
 
-#[test]
-fn a_vm_of_slipgates_own() {
-    require_root_and_tun!();
+fn a_vm_of_slipgates_own(cell: Cell) {
     require_kvm!();
-    has_names_flows_why_a_forward_and_records(Way::Run);
+    has_names_flows_why_a_forward_and_records(cell, Way::Run);
 }
 
-#[test]
-fn a_command_by_curl() {
-    require_root_and_tun!();
+fn a_command_by_curl(cell: Cell) {
     if let Err(error) = Command::new("curl").arg("--version").output() {
         return skipped!("it needs curl: {error}");
     }
-    has_names_flows_why_a_forward_and_records(Way::Exec);
+    has_names_flows_why_a_forward_and_records(cell, Way::Exec);
 }
 
-#[test]
-fn qemu_by_its_stream_socket() {
-    require_root_and_tun!();
+fn qemu_by_its_stream_socket(cell: Cell) {
     require_kvm!();
-    has_names_flows_why_a_forward_and_records(Way::Stream);
+    has_names_flows_why_a_forward_and_records(cell, Way::Stream);
 }
 
-#[test]
-fn qemu_by_vhost_user() {
-    require_root_and_tun!();
+fn qemu_by_vhost_user(cell: Cell) {
     require_kvm!();
-    has_names_flows_why_a_forward_and_records(Way::VhostUser);
+    has_names_flows_why_a_forward_and_records(cell, Way::VhostUser);
 }
 
-fn has_names_flows_why_a_forward_and_records(way: Way) {
+fn has_names_flows_why_a_forward_and_records(cell: Cell, way: Way) {
     let place = Place::new();
-    let (host, net) = (&place.world.host, &place.world.net);
-    let zone = [ALLOWED, DENIED].map(|name| (name.to_owned(), Answer::a(SERVER_2, 300)));
+    let ipv6 = cell.give(&place.world);
+    let (host, net, server) = (&place.world.host, &place.world.net, cell.server_2());
+    let zone = [ALLOWED, DENIED].map(|name| (name.to_owned(), Answer::address(server, 300)));
     let resolver = DnsServer::start(net, (SERVER, 53), Zone::from(zone)).unwrap();
-    let tcp = |port, service| TcpServer::start(net, (SERVER_2, port), service).unwrap();
+    let tcp = |port, service| TcpServer::start(net, (server, port), service).unwrap();
     let pages = HashMap::from([("/".to_owned(), b"a page\n".to_vec())]);
-    let _web = HttpServer::start(net, (SERVER_2, WEB), pages).unwrap();
+    let _web = HttpServer::start(net, (server, WEB), pages).unwrap();
     let slow = tcp(SLOW, TcpService::HeldStreams);
     let silent = tcp(SILENT, TcpService::Hold);
     let log = place.file("run/flows.jsonl");
@@ -113,7 +126,7 @@ fn has_names_flows_why_a_forward_and_records(way: Way) {
         "--flow-log",
         log.to_str().unwrap(),
     ];
-    let mut session = Session::start(way, &place, &flags);
+    let mut session = Session::start(cell, way, &place, &[&flags, ipv6].concat());
 
     // The allowed name leads to its server, and the denied one nowhere: nobody was asked for it.
     session.finds_the_allowed_name();
@@ -138,7 +151,7 @@ fn has_names_flows_why_a_forward_and_records(way: Way) {
     // A port of the host.
     session.serves();
     let mut stream = eventually("the forward carries", || {
-        let to = at(Ipv4Addr::LOCALHOST, FORWARDED);
+        let to = at(cell.loopback(), FORWARDED);
         let mut stream = host.run(|| tcp::connect(to, WAIT)).ok()?;
         EchoSession::new(&mut stream).round(1).ok()?;
         Some(stream)
@@ -193,6 +206,7 @@ fn flows(place: &Place) -> Vec<Value> {
 
 /// A guest or a command, what serves it, and what it says.
 struct Session {
+    cell: Cell,
     way: Way,
     /// `slipgate attach`, where the guest is not slipgate's own.
     attached: Option<Attached>,
@@ -201,11 +215,12 @@ struct Session {
 }
 
 impl Session {
-    fn start(way: Way, place: &Place, flags: &[&str]) -> Self {
+    fn start(cell: Cell, way: Way, place: &Place, flags: &[&str]) -> Self {
+        let line = guest_line(cell);
         let (attached, mut command) = match way {
             Way::Run => {
                 let run = ["run", "--mode", "userspace", "--name", VM];
-                let args = [&run, flags, &["--cmdline", GUEST_LINE]].concat();
+                let args = [&run, flags, &["--cmdline", &line]].concat();
                 (None, place.user.slipgate_with_kvm(&args))
             }
             Way::Exec => {
@@ -224,18 +239,19 @@ impl Session {
             Way::Stream => {
                 let attached = Attached::start_by("--socket", place, flags);
                 let network = Network::Socket(attached.socket.clone(), MTU);
-                (Some(attached), qemu(place, network))
+                (Some(attached), qemu(place, network, &line))
             }
             Way::VhostUser => {
                 let attached = Attached::start_by("--vhost-user", place, flags);
                 let network = Network::VhostUser(attached.socket.clone(), MTU);
-                (Some(attached), qemu(place, network))
+                (Some(attached), qemu(place, network, &line))
             }
         };
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut guest = place.world.host.spawn(command).unwrap();
         let lines = BufReader::new(guest.stdout.take().unwrap()).lines();
         Self {
+            cell,
             way,
             attached,
             guest,
@@ -254,7 +270,7 @@ impl Session {
         match self.way {
             Way::Exec => drop(self.says(CURL_NO_ADDRESS)),
             _ => {
-                let asked = self.result("dns");
+                let asked = self.result(["dns", "dns6"][usize::from(self.cell.is_ipv6())]);
                 assert_eq!(asked["name"], DENIED, "{asked}");
                 assert!(asked["addresses"][0].is_null(), "{asked}");
             }
@@ -306,11 +322,11 @@ impl Session {
 }
 
 /// QEMU with the built-in guest, as the user has it.
-fn qemu(place: &Place, network: Network) -> Command {
+fn qemu(place: &Place, network: Network, line: &str) -> Command {
     let qemu = Qemu {
         boot: Boot {
             cpus: 1,
-            ..Boot::new(&place.world.host, GUEST_LINE)
+            ..Boot::new(&place.world.host, line)
         },
         accelerator: Accelerator::Kvm,
         network,

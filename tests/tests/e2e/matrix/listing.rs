@@ -10,6 +10,48 @@ use slipgate_testbed::rig::DEVICE_TESTS;
 
 const CELLS: [&str; 4] = ["hybrid_ipv4", "hybrid_ipv6", "user_ipv4", "user_ipv6"];
 
+/// Modules none of whose tests is written by cell, and why. A folder stands for all in it.
+const OUTSIDE: [(&str, &str); 11] = [
+    (
+        "as_passt",
+        "command lines of libvirt, libkrun and muvm; what a guest at the socket then has is user mode's",
+    ),
+    (
+        "exec",
+        "a command in place of a guest; its two families are in `ways_in` and `ipv6`",
+    ),
+    (
+        "firecracker",
+        "recipes for a VMM that is named by a variable",
+    ),
+    (
+        "ipv6",
+        "what IPv6 alone has: how a guest configures itself, its addresses, routed prefixes, ports of its own",
+    ),
+    (
+        "libvirt",
+        "recipes for a libvirt that is named by a variable",
+    ),
+    ("reconnecting", "whether QEMU connects to the socket again"),
+    ("socket", "who may come to the socket, and what it refuses"),
+    (
+        "unprivileged_demo",
+        "the demonstration by cargo, which has no guest",
+    ),
+    (
+        "unprivileged_forwards",
+        "ports that lead to a command and to slipgate's own VM; their two families are in `ways_in`, and those that lead to a guest in `forwards`",
+    ),
+    (
+        "unprivileged_run",
+        "slipgate's own VM and its VMM; its two families are in `ways_in`",
+    ),
+    (
+        "vhost_user",
+        "rings that a VMM gives; its two families are in `ways_in`",
+    ),
+];
+
 /// A line of a `matrix!`.
 struct Line {
     body: String,
@@ -22,8 +64,8 @@ fn here() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e")
 }
 
-/// The lines of each module, by its path.
-fn lines() -> BTreeMap<String, Vec<Line>> {
+/// The text of each module, by its path.
+fn modules() -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut folders = vec![here()];
     while let Some(folder) = folders.pop() {
@@ -33,19 +75,26 @@ fn lines() -> BTreeMap<String, Vec<Line>> {
                 folders.push(path);
                 continue;
             }
-            let text = fs::read_to_string(&path).unwrap();
-            let blocks = text.split("\nmatrix! {\n").skip(1);
-            let blocks = blocks.map(|behind| behind.split_once("\n}").unwrap().0);
-            let lines: Vec<Line> = blocks.flat_map(parse).collect();
-            if lines.is_empty() {
-                continue;
-            }
             let module = path.strip_prefix(here()).unwrap().with_extension("");
             let module = module.display().to_string().replace('/', "::");
-            all.insert(module.replace("::mod", ""), lines);
+            let text = fs::read_to_string(&path).unwrap();
+            all.insert(module.replace("::mod", ""), text);
         }
     }
     all
+}
+
+/// The lines of each module that has some.
+fn lines() -> BTreeMap<String, Vec<Line>> {
+    let all = modules().into_iter();
+    let lines = all.map(|(module, text)| (module, lines_of(&text)));
+    lines.filter(|(_, lines)| !lines.is_empty()).collect()
+}
+
+fn lines_of(text: &str) -> Vec<Line> {
+    let blocks = text.split("\nmatrix! {\n").skip(1);
+    let blocks = blocks.map(|behind| behind.split_once("\n}").unwrap().0);
+    blocks.flat_map(parse).collect()
 }
 
 fn parse(block: &str) -> Vec<Line> {
@@ -81,8 +130,8 @@ fn table() -> String {
          End-to-end tests whose body is written once and runs in each mode and for each family \
          (`tests/tests/e2e/matrix`). The name of a test is its module, its body and its cell: \
          `policy::quic::quic::user_ipv6`. A body that has no test in some cell says why. \
-         All other end-to-end tests are of what only one mode or family has, or are not yet written by \
-         cell.\n\n\
+         Other tests of the same modules are of what only one mode or family has; modules without any \
+         body are at the end.\n\n\
          This file is written by `UPDATE=1 cargo test -p slipgate-testbed --test e2e matrix::`.\n\n\
          | body | hybrid, IPv4 | hybrid, IPv6 | user mode, IPv4 | user mode, IPv6 |\n\
          | --- | --- | --- | --- | --- |\n",
@@ -124,6 +173,10 @@ fn table() -> String {
     for (number, reason) in reasons.iter().enumerate() {
         out.push_str(&format!("{}. {reason}.\n", number + 1));
     }
+    out.push_str("\nModules none of whose tests is written by cell:\n\n");
+    for (module, reason) in OUTSIDE {
+        out.push_str(&format!("- `{module}`: {reason}.\n"));
+    }
     out
 }
 
@@ -139,6 +192,19 @@ fn the_list_of_what_runs_where_is_true() {
         written == wanted,
         "docs/test-matrix.md is not what the tests say; UPDATE=1 writes it"
     );
+}
+
+/// A new module is written by cell, or says why not.
+#[test]
+fn each_module_outside_the_matrix_says_why() {
+    let is_outside = |text: &String| text.contains("\n#[test]\n") && lines_of(text).is_empty();
+    let mut found: Vec<String> = modules()
+        .into_iter()
+        .filter(|(module, text)| is_outside(text) && !module.starts_with("matrix::"))
+        .map(|(module, _)| module.split("::").next().unwrap().to_owned())
+        .collect();
+    found.dedup();
+    assert_eq!(found, OUTSIDE.map(|(module, _)| module));
 }
 
 /// What a body leaves out for want of a device of the kernel's would else be run nowhere.
