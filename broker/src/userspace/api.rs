@@ -6,8 +6,8 @@
 //! mapped for reading, and asks this process for all else. The engine takes part as it does in a capture:
 //! it sends records to a socket that it is given, for which its own confinement has what it takes.
 //!
-//! This process answers for the one VM of its command: it shows it, changes its policy, its quotas, its
-//! labels and its ports of the host's loopback ([`super::policy`]), and passes orders on to its machine.
+//! This process answers for the one VM of its command: it shows it, changes its definition as far as that
+//! can be ([`super::definition`]), and passes orders on to its machine.
 //! What the command line alone decides, and what needs a daemon, is refused with the reason.
 use std::{
     fs,
@@ -109,6 +109,9 @@ impl Drop for ApiListener {
         if file.is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
     }
 }
 

@@ -116,7 +116,7 @@ pub(super) fn spec(
         policy: place.policies.index_of(&vm.policy),
         host_loopback: vm.host_loopback.clone(),
         dns_per_second: vm.limits.dns_per_second,
-        idle_after_s: 0,
+        idle_after_s: vm.idle_after.unwrap_or(nat.idle_after),
         uplink: None,
         routes: None,
         nat_addresses: Default::default(),
