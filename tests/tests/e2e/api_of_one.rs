@@ -41,6 +41,7 @@ matrix! {
     forwards_are_changed_as_a_whole_or_not_at_all: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     clients_of_a_forward_that_goes_are_kept_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_vm_is_told_idle_once_a_client_asks_for_it: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    what_get_gave_is_put_back_and_what_is_absent_is_the_default: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
 const VM: &str = "/v1/vms/tap0";
@@ -297,6 +298,45 @@ fn a_vm_is_told_idle_once_a_client_asks_for_it(cell: Cell) {
     assert_eq!(idle_after(Value::Null).get("idle_after"), None);
     idle_after(json!(2));
     assert_eq!(events.next()["event"], "vm_idle");
+}
+
+fn what_get_gave_is_put_back_and_what_is_absent_is_the_default(cell: Cell) {
+    let (stand, _guest) = Stand::with_vm(cell, &[]);
+    let patch = json!({
+        "labels": { "tenant": "x" }, "quotas": { "max_flows": 9 }, "forwards": ["tcp:8080-8081:80-81"],
+        "host_loopback": ["7000/tcp"], "idle_after": 60, "policy": { "default": "allow" },
+    });
+    let (status, changed) = stand.ask("PATCH", VM, Some(patch));
+    assert_eq!(status, 200, "{changed}");
+    let (_, vm) = stand.ask("GET", VM, None);
+    assert!(vm["activity"].is_object(), "{vm}");
+    let (status, same) = stand.ask("PUT", VM, Some(vm.clone()));
+    assert_eq!(
+        (status, &same["generation"]),
+        (200, &vm["generation"]),
+        "{same}"
+    );
+    assert_eq!(same["forwards"], json!(["tcp:8080-8081:80-81"]));
+
+    // A TAP is what a daemon needs.
+    let bare = match cell.is_hybrid() {
+        true => json!({ "tap": "tap0" }),
+        false => json!({}),
+    };
+    let (status, bare) = stand.ask("PUT", VM, Some(bare));
+    assert_eq!(status, 200, "{bare}");
+    for field in ["ip", "tap", "name", "id"] {
+        assert_eq!(bare[field], vm[field], "{bare}");
+    }
+    let none = (json!([]), json!([]), json!({}));
+    let shown = (&bare["forwards"], &bare["host_loopback"], &bare["labels"]);
+    assert_eq!(shown, (&none.0, &none.1, &none.2), "{bare}");
+    for field in ["policy", "idle_after"] {
+        assert_eq!(bare.get(field), None, "{bare}");
+    }
+    assert_ne!(bare["quotas"], vm["quotas"], "{bare}");
+    let (status, problem) = stand.ask("PUT", "/v1/vms/other", Some(vm));
+    assert_eq!(status, 400, "{problem}");
 }
 
 /// A request that is a daemon's, or the command line's, has an answer that says so, and changes nothing.
