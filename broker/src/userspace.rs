@@ -708,7 +708,9 @@ impl Served {
                 false => tracing::warn!("{e:#}"),
             }
         }
-        drop((self.clients, self.metrics, self.apis));
+        // After the events of flows that have ended with the engine.
+        self.apis.finish();
+        drop((self.clients, self.metrics));
         self.place.leave();
     }
 }

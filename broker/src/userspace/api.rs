@@ -102,8 +102,9 @@ fn make_place(socket: &ApiSocket, private: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Drop for ApiListener {
-    fn drop(&mut self) {
+impl ApiListener {
+    /// Removes the file: nobody more connects.
+    fn remove_file(&self) {
         // Another one may have been made in its place.
         let file = fs::metadata(&self.path).map(|file| (file.dev(), file.ino()));
         if file.is_ok_and(|file| file == self.file) {
@@ -112,6 +113,9 @@ impl Drop for ApiListener {
     }
 }
 
+impl Drop for ApiListener {
+    fn drop(&mut self) {
+        self.remove_file();
     }
 }
 
@@ -123,7 +127,6 @@ pub(super) struct Apis {
     /// here.
     users: Users,
     orders: MachineOrders,
-    /// Their files go when the processes have ended.
     listeners: Vec<ApiListener>,
 }
 
@@ -144,6 +147,12 @@ impl Apis {
             orders: orders.context("preparing for orders to the machine")?,
             listeners,
         })
+    }
+
+    /// Has whoever connected to a socket answered, and ends the processes.
+    pub(super) fn finish(mut self) {
+        self.listeners.iter().for_each(ApiListener::remove_file);
+        Api::finish(&mut self.processes);
     }
 
     /// Descriptors to poll, and what for.

@@ -339,6 +339,47 @@ fn what_get_gave_is_put_back_and_what_is_absent_is_the_default(cell: Cell) {
     assert_eq!(status, 400, "{problem}");
 }
 
+/// Whoever gets a connection gets an answer, also in the moment in which the command ends.
+#[test]
+fn who_connects_while_the_command_ends_is_answered() {
+    require_root_and_tun!();
+    let (mut stand, _guest) = Stand::with_vm(cells::user_ipv4, &[]);
+    let socket = stand.socket("api.sock");
+    let ask = |path: &Path| {
+        let Ok(mut stream) = UnixStream::connect(path) else {
+            return None;
+        };
+        let request = b"GET /v1/vms HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\r\n";
+        let sent = stream.write_all(request);
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer);
+        assert!(sent.is_ok() && read.is_ok(), "{sent:?} {read:?} {answer}");
+        let status = answer.split(' ').nth(1).map(str::to_owned);
+        Some(status.unwrap_or_else(|| panic!("an answer without a status: {answer:?}")))
+    };
+    let begun = std::sync::Barrier::new(9);
+    let statuses = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    begun.wait();
+                    let all = std::iter::from_fn(|| ask(&socket));
+                    all.collect::<std::collections::BTreeSet<_>>()
+                })
+            })
+            .collect();
+        begun.wait();
+        std::thread::sleep(BRIEFLY);
+        assert!(stand.daemon.stop().unwrap().success());
+        let clients = clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap());
+        clients.collect::<std::collections::BTreeSet<_>>()
+    });
+    let known = ["200".to_owned(), "503".to_owned()];
+    assert!(statuses.iter().all(|it| known.contains(it)), "{statuses:?}");
+}
+
 /// A request that is a daemon's, or the command line's, has an answer that says so, and changes nothing.
 #[test]
 fn what_user_mode_has_not_is_refused_with_the_reason() {
