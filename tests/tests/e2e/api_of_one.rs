@@ -339,6 +339,81 @@ fn what_get_gave_is_put_back_and_what_is_absent_is_the_default(cell: Cell) {
     assert_eq!(status, 400, "{problem}");
 }
 
+/// A change comes before the next one is looked at, whatever that would replace; who reads meanwhile has
+/// the new text with its own number. And so many requests wait for an engine that says nothing, and no more.
+#[test]
+fn while_a_change_is_put_in_force_others_are_told_to_come_again() {
+    require_root_and_tun!();
+    let (stand, _guest) = Stand::with_vm(cells::user_ipv4, &[]);
+    let texts = ["default = \"allow\"\n", "default = \"deny\"\n"];
+    assert_eq!(stand.put_policy(CLOSED, texts[0]), 200);
+    let socket = stand.socket("api.sock");
+    let stale = |method: &str, path: &str, body: &str| {
+        let args = [
+            "--request",
+            method,
+            "--header",
+            "If-Match: \"0123456789abcdef\"",
+        ];
+        let args = [&args[..], &["--data-binary", body]].concat();
+        answer(status_of(curl_at(&socket, &args, path)))
+    };
+    assert_eq!(stale("PUT", CLOSED, texts[1]).0, 412);
+    assert_eq!(stale("PUT", VM, "{}").0, 412);
+    stand.signal_engine(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| stand.put_text(CLOSED, texts[1]));
+        eventually("the new text is shown", || {
+            let (_, policies) = stand.ask("GET", "/v1/policies", None);
+            let shown = (&policies[0]["text"], &policies[0]["generation"]);
+            let is_new = shown == (&json!(texts[1]), &json!(2));
+            assert!(
+                is_new || shown == (&json!(texts[0]), &json!(1)),
+                "{policies}"
+            );
+            is_new.then_some(())
+        });
+        for (method, path, body) in [
+            ("PUT", CLOSED, texts[0]),
+            ("DELETE", CLOSED, ""),
+            ("PUT", VM, "{}"),
+            ("PATCH", VM, r#"{ "forwards": ["tcp:8080:80"] }"#),
+        ] {
+            let (status, problem) = match method {
+                // It would read the VM first, and refuse by what it has read.
+                "PATCH" => stand.ask(method, path, serde_json::from_str(body).ok()),
+                _ => stale(method, path, body),
+            };
+            let detail = problem["detail"].as_str().unwrap_or_default();
+            let is_busy = status == 503 && detail.contains("is just being put in force");
+            assert!(is_busy, "{method} {path}: {status} {problem}");
+        }
+        assert!(!put.is_finished());
+
+        let (answers, answered) = std::sync::mpsc::channel();
+        for _ in 0..70 {
+            let answers = answers.clone();
+            let stand = &stand;
+            scope.spawn(move || {
+                let why = format!("{VM}/why?address=192.0.2.1&port=80");
+                answers.send(stand.ask("GET", &why, None)).unwrap();
+            });
+        }
+        let (status, problem) = answered.recv_timeout(WAIT).unwrap();
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        let is_full = status == 503 && detail.contains("64 requests wait");
+        assert!(is_full, "{status} {problem}");
+        stand.signal_engine(libc::SIGCONT);
+        drop(answers);
+        let all: Vec<u16> = answered.iter().map(|(status, _)| status).collect();
+        assert!(all.iter().all(|it| [200, 503].contains(it)), "{all:?}");
+        assert!(all.iter().filter(|it| **it == 200).count() >= 60, "{all:?}");
+        let (status, put) = put.join().unwrap();
+        assert_eq!((status, &put["generation"]), (200, &json!(2)), "{put}");
+    });
+    assert_eq!(stale("PUT", CLOSED, texts[0]).0, 412);
+}
+
 /// Whoever gets a connection gets an answer, also in the moment in which the command ends.
 #[test]
 fn who_connects_while_the_command_ends_is_answered() {
