@@ -286,8 +286,7 @@ impl Config {
                 .or(settings.file.as_deref())
                 .unwrap_or(""),
             "it asks for endpoint-independent mapping, for which there are no ports",
-            "give some, which the host does not use, like --eim-ports 20000-24095; user mode has no \
-             mappings: leave `mapping` out there",
+            "give some, which the host does not use, like --eim-ports 20000-24095",
         ))
     }
 

@@ -65,6 +65,20 @@ pub(super) fn check_egress(
         ));
     }
     let mut all = loaded.policies.iter().map(|policy| &policy.settings);
+    let is_tcp_mapped = |of: &&Settings| of.nat.tcp.is_mapped();
+    if let Some(settings) = all.clone().find(is_tcp_mapped) {
+        return Err(ConfigError::new(
+            "--policy",
+            settings
+                .name
+                .as_deref()
+                .or(settings.file.as_deref())
+                .unwrap_or(""),
+            "user mode has endpoint-independent mapping for UDP only: there a guest's TCP ends in a socket \
+             of the host's",
+            "leave `mapping` out of [nat.tcp], or use --mode hybrid",
+        ));
+    }
     let asks = |of: &&Settings| !of.nat_addresses.is_empty() || !of.egress.is_default();
     let Some(settings) = all.find(asks) else {
         return Ok(());

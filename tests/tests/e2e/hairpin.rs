@@ -26,7 +26,7 @@ use crate::{
 
 matrix! {
     guests_of_one_host_punch_a_hole_to_each_other: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+        without [user_ipv4, user_ipv6]: "each guest of user mode has an engine of its own (policy.md)";
 }
 
 const EIM_PORTS: &str = "20000-20999";
