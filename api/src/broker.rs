@@ -13,7 +13,10 @@ use slipgate_ipc::{
 };
 use tokio::{
     io::unix::AsyncFd,
-    sync::{mpsc, oneshot},
+    sync::{
+        mpsc::{self, error::TrySendError},
+        oneshot,
+    },
     task::spawn_local,
     time::timeout,
 };
@@ -74,18 +77,22 @@ impl Broker {
     pub async fn ask_for_stream(&self, request: ApiRequest) -> Result<Answered, Problem> {
         let within = time_for(&request);
         let (answer, answered) = oneshot::channel();
-        let busy = |_| {
-            let detail = "too many requests wait for the daemon: try again";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-        };
-        self.requests
-            .try_send(Ask { request, answer })
-            .map_err(busy)?;
-        let answer = timeout(within, answered).await.ok();
-        answer.and_then(Result::ok).ok_or_else(|| {
-            let detail = "the daemon did not answer: try again";
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-        })
+        let ask = Ask { request, answer };
+        self.requests.try_send(ask).map_err(|e| match e {
+            TrySendError::Full(_) => {
+                let detail = "too many requests wait for the daemon: try again";
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+            }
+            TrySendError::Closed(_) => ends(),
+        })?;
+        match timeout(within, answered).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) if self.requests.is_closed() => Err(ends()),
+            _ => {
+                let detail = "the daemon did not answer: try again";
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+            }
+        }
     }
 
     /// Reads a page of the data that only the engines have; `None` where the last engine does not answer.
@@ -164,6 +171,12 @@ impl Broker {
         }
         known
     }
+}
+
+/// The problem of a request that comes, or waits, when the broker ends.
+fn ends() -> Problem {
+    let detail = "slipgate ends, and may not have done this: look again when it serves again";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
 }
 
 /// Time within which a request is answered.

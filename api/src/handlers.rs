@@ -2,6 +2,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    fmt::Display,
     os::fd::OwnedFd,
     rc::Rc,
     sync::Arc,
@@ -117,7 +118,8 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
     let name = || input.parameter.to_owned();
     Ok(Some(match action {
         Action::PutVm => {
-            let vm: VmBody = parsed(body)?;
+            let vm = VmBody::without_state(parsed(body)?, input.parameter);
+            let vm = vm.map_err(|e| not_as_described(&e))?;
             let tap = vm.tap.with(input.tap.take())?;
             ApiRequest::PutVm {
                 vm: Box::new(vm.named(name())?),
@@ -452,7 +454,7 @@ fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(body).map_err(|e| not_as_described(&e))
 }
 
-fn not_as_described(e: &serde_json::Error) -> Problem {
+fn not_as_described(e: &impl Display) -> Problem {
     let detail = format!("the body is not what GET /v1/openapi.json describes: {e}");
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }

@@ -16,11 +16,13 @@ use slipgate_policy::document::Quotas;
 
 use crate::problem::Problem;
 
-/// Definition of a VM; its name is in the path.
+/// Definition of a VM; its name is in the path. What GET shows beside it (`name`, `id`, `state` and the
+/// like) may be there, too, and changes nothing.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmBody {
-    /// The TAP that its VMM has open.
+    /// The TAP that its VMM has open. Absent or empty: none, as in user mode.
+    #[serde(default)]
     pub tap: TapChoice,
     /// MAC address of the guest; frames from other addresses are dropped. Absent: any.
     pub mac: Option<String>,
@@ -139,6 +141,12 @@ pub enum TapChoice {
 pub struct PassedTap {
     /// Always true: the field marks the form that passes a descriptor.
     pub descriptor: bool,
+}
+
+impl Default for TapChoice {
+    fn default() -> Self {
+        Self::Name(String::new())
+    }
 }
 
 impl TapChoice {
@@ -432,7 +440,38 @@ pub struct FlowsQuery {
     pub vm: Option<String>,
 }
 
+/// What [`Vm`] has besides a definition.
+const OF_STATE: [&str; 11] = [
+    "name",
+    "id",
+    "state",
+    "idle",
+    "activity",
+    "generation",
+    "worker",
+    "guest_ipv6",
+    "lacks_uplink",
+    "unserved_forwards",
+    "tied",
+];
+
 impl VmBody {
+    /// The definition in a body for a VM of this name, without the state that GET shows beside it.
+    ///
+    /// # Errors
+    /// The body has another form, or is of another VM.
+    pub fn without_state(mut body: Value, name: &str) -> Result<Self, String> {
+        if let Value::Object(fields) = &mut body {
+            if fields.get("name").is_some_and(|of| of != name) {
+                return Err(format!("name: the path is of the VM {name:?}"));
+            }
+            for field in OF_STATE {
+                fields.remove(field);
+            }
+        }
+        serde_json::from_value(body).map_err(|e| e.to_string())
+    }
+
     /// The definition of a VM of this name.
     ///
     /// # Errors

@@ -1,11 +1,15 @@
 //! The HTTP server: connections, their bounds, and the dispatch of requests.
+//!
+//! When the broker ends, or wants this process to, whoever has connected gets an answer: to a request that
+//! waits for the broker, and to one that is still read, it is 503. Then connections are closed, and events
+//! end.
 use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
     future::poll_fn,
     io,
     os::unix::net::UnixListener,
-    pin::Pin,
+    pin::{Pin, pin},
     rc::Rc,
     sync::Arc,
     time::Duration,
@@ -14,11 +18,17 @@ use std::{
 use hyper::{
     Request, StatusCode,
     body::{Body as _, Bytes, Incoming},
+    server::conn::http1,
+    service::HttpService,
 };
 use hyper_util::rt::TokioTimer;
 use serde::Deserialize;
 use slipgate_ipc::channel::Channel;
-use tokio::{sync::Semaphore, task::LocalSet, time::timeout};
+use tokio::{
+    sync::{Notify, Semaphore, watch},
+    task::LocalSet,
+    time::timeout,
+};
 
 use crate::{
     Figures,
@@ -44,6 +54,11 @@ const MOST_DISCARDED: usize = 1 << 20;
 pub const MAX_HEAD: usize = 16 << 10;
 /// Time that a client may take to send a head, and then a body.
 pub const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+
+/// Time for which connections are accepted and read after the broker's end: what came before is known then.
+const LINGER: Duration = Duration::from_millis(20);
+/// Time after the broker's end within which clients have their answers.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Media type of events: one JSON object a line.
 const NDJSON: &str = "application/x-ndjson";
@@ -93,19 +108,48 @@ pub fn run<E: From<io::Error>>(
             page: RefCell::default(),
         });
         ready()?;
-        tokio::task::spawn_local(accept(listener, daemon));
-        Ok(connection.run().await?)
+        let (end, ends) = watch::channel(false);
+        tokio::task::spawn_local(accept(listener, daemon, Ends(ends)));
+        let served = connection.run().await;
+        end.send_replace(true);
+        // Whoever does not read his answer does not keep us.
+        let _ = timeout(ENDS_WITHIN, end.closed()).await;
+        Ok(served?)
     })
 }
 
-async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>) {
+/// Tells of the end. It is waited for who has one.
+#[derive(Clone)]
+struct Ends(watch::Receiver<bool>);
+
+impl Ends {
+    /// Waits until the end has come, and what came before it is known.
+    async fn come(mut self) -> Self {
+        // The sender lives until there is no receiver.
+        let _ = self.0.wait_for(|has_come| *has_come).await;
+        tokio::time::sleep(LINGER).await;
+        self
+    }
+}
+
+async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>, ends: Ends) {
     let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let readers = Arc::new(Semaphore::new(MOST_EVENT_READERS));
+    let mut over = pin!(ends.clone().come());
     loop {
-        let Ok(place) = room.clone().acquire_owned().await else {
+        let accepted = async {
+            let place = room.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            biased;
+            accepted = accepted => accepted,
+            _ = &mut over => return,
+        };
+        let Ok(place) = place else {
             return;
         };
-        let stream = match listener.accept().await {
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(e) => {
                 // Short of descriptors: others are freed as connections end.
@@ -114,12 +158,15 @@ async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>) {
                 continue;
             }
         };
-        let (daemon, readers) = (daemon.clone(), readers.clone());
+        let (daemon, readers, ends) = (daemon.clone(), readers.clone(), ends.clone());
         tokio::task::spawn_local(async move {
             let arrived = Rc::new(Arrived::default());
             let connection = Connection::new(stream, daemon.may_change.then(|| arrived.clone()));
+            let begun = Rc::new(Notify::new());
+            let (begins, of_readers) = (begun.clone(), ends.clone());
             let service = hyper::service::service_fn(move |request| {
-                let (daemon, readers) = (daemon.clone(), readers.clone());
+                begins.notify_one();
+                let (daemon, readers) = (daemon.clone(), (readers.clone(), of_readers.clone()));
                 let arrived = arrived.clone();
                 async move {
                     let response = respond(&daemon, readers, request, &arrived).await;
@@ -128,12 +175,13 @@ async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>) {
                     Ok::<_, Infallible>(response)
                 }
             });
-            let served = hyper::server::conn::http1::Builder::new()
+            let served = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(REQUEST_WITHIN)
                 .max_buf_size(MAX_HEAD)
                 .serve_connection(connection, service);
-            if let Err(e) = served.await {
+            let served = finish_in_time(pin!(served), ends, &begun).await;
+            if let Err(e) = served {
                 tracing::debug!("a client of the API: {e}");
             }
             drop(place);
@@ -141,9 +189,34 @@ async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>) {
     }
 }
 
+/// Serves a connection to its end, or to that of the request which it has at the end of all.
+async fn finish_in_time<S>(
+    mut served: Pin<&mut http1::Connection<Connection, S>>,
+    ends: Ends,
+    begun: &Notify,
+) -> hyper::Result<()>
+where
+    S: HttpService<Incoming, ResBody = Content>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let _ends = tokio::select! {
+        biased;
+        served = &mut served => return served,
+        ends = ends.come() => ends,
+    };
+    // The first request of a client that has connected is waited for.
+    tokio::select! {
+        biased;
+        served = &mut served => return served,
+        () = begun.notified() => {}
+    }
+    served.as_mut().graceful_shutdown();
+    served.await
+}
+
 async fn respond(
     daemon: &Rc<Daemon>,
-    readers: Arc<Semaphore>,
+    readers: (Arc<Semaphore>, Ends),
     request: Request<Incoming>,
     arrived: &Arrived,
 ) -> Response {
@@ -155,7 +228,7 @@ async fn respond(
 
 async fn try_respond(
     daemon: &Rc<Daemon>,
-    readers: Arc<Semaphore>,
+    readers: (Arc<Semaphore>, Ends),
     request: Request<Incoming>,
     arrived: &Arrived,
 ) -> Result<Response, Problem> {
@@ -234,7 +307,7 @@ struct EventsQuery {
 
 fn events(
     daemon: &Rc<Daemon>,
-    readers: Arc<Semaphore>,
+    (readers, ends): (Arc<Semaphore>, Ends),
     query: EventsQuery,
 ) -> Result<Response, Problem> {
     let Ok(place) = readers.try_acquire_owned() else {
@@ -251,10 +324,14 @@ fn events(
     // hyper asks for the next part when the client has taken the one before.
     let (sender, receiver) = tokio::sync::mpsc::channel::<Bytes>(1);
     tokio::task::spawn_local(async move {
+        let mut over = pin!(ends.come());
         loop {
             let text = tokio::select! {
-                text = reader.next() => text,
+                biased;
                 () = sender.closed() => break,
+                // More may come for as long as there is an engine.
+                _ = &mut over => break,
+                text = reader.next() => text,
             };
             if sender.send(text.into()).await.is_err() {
                 break;

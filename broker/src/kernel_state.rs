@@ -60,7 +60,8 @@ pub(crate) use self::{
     catalogue::{Catalogue, Name, TakenIn},
     domains::Domains,
     forwards::{
-        ForwardChange, GivenBack, HeldForwards, forward_text, forward_texts, forwards_described,
+        ForwardChange, GivenBack, HeldForwards, OF_ITS_VM, forward_text, forward_texts,
+        forwards_described,
     },
     hook_places::HookPlaces,
     host_nat::HostNatWatch,

@@ -60,7 +60,8 @@ use slipgate_ipc::{
     channel::{Received, memory_file},
     client::{ClientAnswer, MachineStatus},
     engine::{
-        FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec,
+        FromEngine, GuestProtocol, NetworkView, OnExit, Silence, Start, ToEngine, UserspaceStart,
+        VmId, VmSpec,
     },
 };
 use slipgate_model::GuestIpv6;
@@ -86,7 +87,7 @@ use crate::{
     asking::timeout_of,
     config::{Config, VmConfig},
     host::{self, HostResolvers},
-    kernel_state::{Ipv6Wish, Uplink, check_source, find_uplink, forward_texts, network_view},
+    kernel_state::{Ipv6Wish, Uplink, check_source, find_uplink, network_view},
     output_files::{open_flow_log, open_pcap},
     process::{ChildProcess, Metrics, Outgoing},
     role::Role,
@@ -354,7 +355,7 @@ impl Prepared {
                 nat: &self.nat,
                 users: &self.users,
                 files: [flow_log.as_ref(), pcap.as_ref()],
-                forwards: Some(&self.forwards),
+                forwards: &self.forwards,
                 view: &self.view,
                 link: link.link.as_fd(),
                 namespace: link.namespace.as_ref().map(AsFd::as_fd),
@@ -390,6 +391,7 @@ impl Prepared {
             log: log.to_owned(),
             metrics: None,
             apis,
+            forwards: self.forwards,
             policy: PolicyChanges::default(),
             definitions: 1,
             generations: BTreeMap::new(),
@@ -418,8 +420,7 @@ struct Beginning<'b> {
     users: &'b Users,
     /// The flow log and the pcap file.
     files: [Option<&'b File>; 2],
-    /// `None`: it is passed none.
-    forwards: Option<&'b Forwards>,
+    forwards: &'b Forwards,
     view: &'b NetworkView,
     link: BorrowedFd<'b>,
     /// To the process that makes sockets in the guest's network namespace.
@@ -454,19 +455,20 @@ impl Beginning<'_> {
             vms: vec![self.vm],
             policies: compiled.as_fd(),
             forward_rules: RuleIndex::new(place.policies.forwards().start),
-            forward_texts: forward_texts(nat).collect(),
+            forward_texts: self.forwards.texts().to_vec(),
             resolvers: HostResolvers::find().now().to_vec(),
             nat_ports: (*nat.nat_ports.start(), *nat.nat_ports.end()),
-            eim_ports: None,
-            reserved_ports: host::bound([&nat.nat_ports]).unwrap_or_default(),
+            eim_ports: nat.eim_ports.as_ref().map(|r| (*r.start(), *r.end())),
+            reserved_ports: host::bound(nat.source_ports()).unwrap_or_default(),
             network: view.clone(),
             open_questions: Vec::new(),
             log: self.log.to_owned(),
         };
         let channel = process.channel();
         channel.send(ToEngine::Start(Box::new(start)))?;
-        if let Some(forwards) = self.forwards {
-            forwards.pass_on(nat, place, channel)?;
+        // Who records a former engine's flows lets nobody in.
+        if self.how != UserspaceStart::RecordOrphans {
+            self.forwards.pass_on(place, channel)?;
         }
         channel.send(ToEngine::<BorrowedFd<'_>>::Begin)?;
         Ok(process)
@@ -494,6 +496,7 @@ struct Served {
     metrics: Option<Metrics>,
     /// The processes that answer the API, with `--api` and `--api-read`.
     apis: Apis,
+    forwards: Forwards,
     policy: PolicyChanges,
     /// Number of definitions that the VM has had.
     definitions: u64,
@@ -593,7 +596,7 @@ impl Served {
 
     /// Returns how the engine ended, if it did.
     fn hear_engine(&mut self) -> anyhow::Result<Option<String>> {
-        let mut applied = None;
+        let (mut applied, mut activity) = (None, Vec::new());
         let Some(engine) = &mut self.engine else {
             return Ok(None);
         };
@@ -616,12 +619,20 @@ impl Served {
                     kept,
                     left,
                 })) => applied = Some((id, ClientAnswer::Applied { cut, kept, left })),
+                Ok(Received::Message(FromEngine::Activity { idle, busy })) => {
+                    let changes = idle.into_iter().map(|(id, silence)| (id, silence, true));
+                    let busy = busy.into_iter().map(|(id, silence)| (id, silence, false));
+                    activity.extend(changes.chain(busy));
+                }
                 Ok(Received::Message(_)) => {}
                 Ok(Received::End) => break Some(engine.how_it_ended()),
                 Err(e) => break Some(e.to_string()),
             }
         };
         let failed = failed.or_else(|| self.outgoing.failure());
+        for (id, silence, is_idle) in activity {
+            self.note_activity(id, silence, is_idle);
+        }
         if let Some((id, answer)) = applied {
             self.applied(id, answer)?;
         }
@@ -631,6 +642,21 @@ impl Served {
             self.give_up_changes();
         }
         Ok(failed)
+    }
+
+    /// The engine has found that the VM is idle, or is not any more.
+    fn note_activity(&mut self, id: VmId, silence: Silence, is_idle: bool) {
+        let spec = &mut self.vm.spec;
+        // It may not be told any more.
+        let is_told = spec.id == id && spec.idle_after_s != 0;
+        if !is_told || std::mem::replace(&mut spec.is_idle, is_idle) == is_idle {
+            return;
+        }
+        let vm = spec.name.clone();
+        self.clients.events.push(match is_idle {
+            true => Event::VmIdle { vm, silence },
+            false => Event::VmBusy { vm, silence },
+        });
     }
 
     /// Opens flow log and pcap file again: they may have been moved away.
@@ -682,7 +708,9 @@ impl Served {
                 false => tracing::warn!("{e:#}"),
             }
         }
-        drop((self.clients, self.metrics, self.apis));
+        // After the events of flows that have ended with the engine.
+        self.apis.finish();
+        drop((self.clients, self.metrics));
         self.place.leave();
     }
 }

@@ -546,10 +546,14 @@ fn send_forwards(
 }
 
 fn refuse(parts: &mut Parts, client: ClientId, e: anyhow::Error) {
-    let answer = match is_passing(&e) {
+    parts.control.answer(client, &refusal(&e));
+}
+
+/// The answer to a change that can't be made.
+pub(crate) fn refusal(e: &anyhow::Error) -> ClientAnswer {
+    match is_passing(e) {
         true => ClientAnswer::busy(format!("{e:#}: try again")),
         false if e.is::<ResourceTaken>() => ClientAnswer::taken(format!("{e:#}")),
         false => ClientAnswer::error(format!("{e:#}")),
-    };
-    parts.control.answer(client, &answer);
+    }
 }

@@ -109,19 +109,22 @@ fn a_bad_value_is_a_usage_error_that_says_what_would_do() {
 }
 
 #[test]
-fn user_mode_refuses_a_policy_that_asks_for_endpoint_independent_mapping() {
+fn user_mode_has_endpoint_independent_mapping_for_udp_and_with_ports() {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let policy = "default = \"allow\"\n[nat.udp]\nmapping = \"endpoint-independent\"\n";
-    std::fs::write(file.path(), policy).expect("it is written");
     let path = file.path().to_str().expect("a path");
-    let output = slipgate(&["exec", "--policy", path, "--", "true"]);
-    assert_ne!(output.status.code(), Some(0));
-    let said = text(&output.stderr);
-    assert!(said.contains("user mode has no mappings"), "{said}");
-    let output = slipgate(&["exec", "--eim-ports", "20000-20999", "--", "true"]);
-    assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
-    assert!(said.contains("--eim-ports 20000-20999"), "{said}");
+    for (protocol, flags, part) in [
+        ("udp", &[][..], "--eim-ports"),
+        ("tcp", &["--eim-ports", "20000-20999"][..], "for UDP only"),
+    ] {
+        let policy =
+            format!("default = \"allow\"\n[nat.{protocol}]\nmapping = \"endpoint-independent\"\n");
+        std::fs::write(file.path(), policy).expect("it is written");
+        let args = [&["exec", "--policy", path][..], flags, &["--", "true"]].concat();
+        let output = slipgate(&args);
+        assert_ne!(output.status.code(), Some(0));
+        let said = text(&output.stderr);
+        assert!(said.contains(part), "{protocol}: {said}");
+    }
 }
 
 #[test]

@@ -15,6 +15,9 @@
 //! is busy the flow gets another one. The first packet takes the socket ([`HostSockets::open`]). That
 //! makes no more system calls, either.
 //!
+//! Where several flows have one translated port ([`crate::flow::mappings`]), a socket more has that port,
+//! which is connected to nobody ([`shared`]): it gets what comes from others than the flows' peers.
+//!
 //! The kernel gives the lowest number that is free. A number close to the limit therefore says that
 //! nearly all are used, by whatever: the last [`KEPT`] are not for flows, but for relayed connections,
 //! resolvers, a guest that connects again, and captures. Sockets that are only kept ready for relays
@@ -37,9 +40,13 @@ use slipgate_model::FlowTuple;
 use crate::inet::keep_urgent_in_place;
 
 mod opening;
+mod shared;
 
-pub(crate) use self::opening::Busy;
-use self::opening::{NotOpened, open};
+pub(crate) use self::{opening::Busy, shared::is_of_strangers};
+use self::{
+    opening::{NotOpened, open},
+    shared::SharedPorts,
+};
 
 /// Descriptors that flows leave for other things.
 pub const KEPT: u64 = 64;
@@ -62,6 +69,8 @@ pub struct HostSockets {
     claimed: RefCell<VecDeque<(FlowTuple, io::Result<OwnedFd>)>>,
     /// Sockets whose connections are over, to be closed when there is time.
     closing: RefCell<Vec<OwnedFd>>,
+    /// Ports that several flows have.
+    pub(crate) shared: SharedPorts,
     /// What the host says to each claim in place of making a socket.
     #[cfg(test)]
     pub(crate) refuses: Cell<Option<Busy>>,
@@ -76,6 +85,7 @@ impl HostSockets {
             taken: Cell::new(None),
             claimed: RefCell::default(),
             closing: RefCell::default(),
+            shared: SharedPorts::default(),
             #[cfg(test)]
             refuses: Cell::default(),
         }
@@ -211,6 +221,20 @@ impl HostSockets {
         // A port is used for many destinations at once, each with a socket of its own.
         setsockopt(&socket, sockopt::ReuseAddr, &true)?;
         Ok(socket)
+    }
+
+    /// Has a port that is shared be held by a socket that is connected to nobody, before a flow's own is bound
+    /// to it.
+    ///
+    /// # Errors
+    /// Another socket of the host has the port, or there is no descriptor left.
+    fn hold_shared(&self, tuple: &FlowTuple) -> Result<(), NotOpened> {
+        if self.shared.is_held(tuple) {
+            return Ok(());
+        }
+        let socket = self.make(tuple.remote, Protocol::Udp);
+        let socket = socket.map_err(NotOpened::Refused)?;
+        self.shared.hold(tuple, socket)
     }
 }
 

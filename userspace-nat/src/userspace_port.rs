@@ -32,7 +32,7 @@ use nix::{
     unistd::read,
 };
 use slipgate_abi::{
-    Direction, DropReason, FlowRef, Ip4, Ip6, PortHeader, Verdict, VmRow,
+    Direction, DropReason, FlowRef, ForwardKey, ForwardKey6, Ip4, Ip6, PortHeader, Verdict, VmRow,
     datapath::{Maps, engine_port, guest_egress, identity, uplink_ingress},
     portframe::PortFlags,
     rate::RateRef,
@@ -48,7 +48,7 @@ use self::in_row::InRow;
 use crate::{
     clock::{Clock, SystemClock},
     guest_link::{Accepted, GuestLink, Input, Packet as Received, vhost_user::Wrong},
-    host_sockets::HostSockets,
+    host_sockets::{HostSockets, is_of_strangers},
     packet::{Ip, Packet, Version},
     payload::Rest,
     port::{
@@ -619,7 +619,10 @@ impl<T: MemoryTables> UserspacePort<T> {
         let (sockets, epoll, mut out, _) = self.parts(now_ns);
         let is_more = sockets.work(epoll, &mut out, now_ns);
         let maps = out.tables.maps();
-        sockets.sweep(now_ns, |tuple: &FlowTuple| flow_of(&maps, tuple).is_some());
+        sockets.sweep(now_ns, |tuple: &FlowTuple| match is_of_strangers(tuple) {
+            true => is_open(&maps, tuple),
+            false => flow_of(&maps, tuple).is_some(),
+        });
         let is_new = self.settle_link(now_ns)?;
         self.has_more = is_more || is_new || !self.queue.is_empty() || self.has_input();
         Ok(())
@@ -644,6 +647,21 @@ fn flow_of(maps: &impl Maps, tuple: &FlowTuple) -> Option<FlowRef> {
         TupleKey::V4(tuple) => maps.flow(&tuple),
         TupleKey::V6(tuple) => maps.flow6(&tuple),
     }
+}
+
+/// Whether the programs hand over what strangers send to a translated port.
+fn is_open(maps: &impl Maps, tuple: &FlowTuple) -> bool {
+    let FlowTuple {
+        local,
+        local_port: port,
+        protocol,
+        ..
+    } = *tuple;
+    let target = match local {
+        IpAddr::V4(local) => maps.forward(&ForwardKey::new(local.into(), port, protocol)),
+        IpAddr::V6(local) => maps.forward6(&ForwardKey6::new(local.into(), port, protocol)),
+    };
+    target.is_some()
 }
 
 impl<T: MemoryTables> FrameIo for UserspacePort<T> {

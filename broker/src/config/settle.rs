@@ -179,6 +179,16 @@ impl Config {
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
         self.assign_prefix(vm)?;
+        self.settle_forwards_of(vm)?;
+        self.check_loopback_of(vm)?;
+        self.choose_policy(vm)
+    }
+
+    /// Derives the forwards of a VM, and checks them.
+    ///
+    /// # Errors
+    /// A forwarded port is among those of translated flows, or the VM lacks what it needs.
+    pub(crate) fn settle_forwards_of(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
         let given = std::mem::take(&mut vm.forwards);
         let mut forwards = self.in_families(given, |_| vm.ipv6)?;
         let routed = self.routed_prefix_of(vm);
@@ -186,9 +196,7 @@ impl Config {
         all.try_for_each(|forward| forward.settle_own(routed))?;
         check_clashes(&forwards, &[&vm.name])?;
         vm.forwards = forwards;
-        self.check_source_ports(&vm.forwards)?;
-        self.check_loopback_of(vm)?;
-        self.choose_policy(vm)
+        self.check_source_ports(&vm.forwards)
     }
 
     /// Adds the forwards of IPv6 to those that are of both families. A VM or a host without IPv6 has
@@ -284,8 +292,7 @@ impl Config {
                 .or(settings.file.as_deref())
                 .unwrap_or(""),
             "it asks for endpoint-independent mapping, for which there are no ports",
-            "give some, which the host does not use, like --eim-ports 20000-24095; user mode has no \
-             mappings: leave `mapping` out there",
+            "give some, which the host does not use, like --eim-ports 20000-24095",
         ))
     }
 

@@ -24,7 +24,7 @@ use crate::config::{Config, VmConfig};
 
 /// Text of the rule that flows of VMs' own forwards show. All share one element of `RULES`, so a
 /// forward that is added needs none; a flow's addresses show the port.
-const OF_ITS_VM: &str = "forward of its VM";
+pub(crate) const OF_ITS_VM: &str = "forward of its VM";
 
 /// A forwarded port of the host, or an open one of a guest's own address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -38,6 +38,9 @@ const MOST_UNREAD: usize = 32 * 1024;
 /// when there is room, not when everything has been read.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
+/// Time within which the processes answer the clients that they have, and end.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
+
 /// A socket of the API, and the process that serves it.
 #[derive(Debug)]
 pub(crate) struct Api {
@@ -75,6 +78,20 @@ impl Api {
         };
         api.start(of);
         api
+    }
+
+    /// Has the processes end once their clients have an answer: where none is left here, that slipgate ends.
+    pub(crate) fn finish(apis: &mut [Self]) {
+        for api in apis.iter_mut() {
+            if let Some(process) = api.supervisor.process() {
+                // What has no room is not answered by us.
+                let _ = api.outgoing.flush(process.channel());
+                process.say_end();
+            }
+        }
+        let until = Instant::now() + ENDS_WITHIN;
+        let processes = apis.iter().filter_map(|api| api.supervisor.process());
+        processes.for_each(|process| process.await_end(until));
     }
 
     /// Returns the descriptors to poll and the events: messages, and room for queued ones.

@@ -12,7 +12,11 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::{signal::Signal, wait::WaitStatus},
+    sys::{
+        signal::Signal,
+        socket::{Shutdown, shutdown},
+        wait::WaitStatus,
+    },
 };
 use slipgate_control::Users;
 use slipgate_ipc::{
@@ -129,6 +133,25 @@ impl ChildProcess {
                     Err(e) => return Err(e.into()),
                 },
                 Err(e) => return Err(e).with_context(|| format!("waiting for {}", self.role)),
+            }
+        }
+    }
+
+    /// Tells a process that serves clients that nothing more comes: it answers them, and ends.
+    pub(crate) fn say_end(&self) {
+        // If it is gone already, that is as well.
+        let _ = shutdown(self.channel.as_fd().as_raw_fd(), Shutdown::Write);
+    }
+
+    /// Waits until it has ended, or until this time.
+    pub(crate) fn await_end(&self, until: Instant) {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let mut fds = [PollFd::new(self.child.pidfd(), PollFlags::POLLIN)];
+            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+            match poll(&mut fds, timeout) {
+                Err(nix::Error::EINTR) => {}
+                _ => return,
             }
         }
     }

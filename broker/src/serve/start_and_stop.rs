@@ -190,6 +190,9 @@ impl Broker {
         if exit == OnExit::Detach {
             // Nothing new comes from the guests while their flows end.
             self.parts.attached.shut_taps()?;
+        } else {
+            // While guests are served: what a successor waits for comes behind.
+            Api::finish(&mut self.apis);
         }
         let ports = &self.reserved_ports;
         let questions =
@@ -216,6 +219,8 @@ impl Broker {
                 tracing::info!("stopped; flows go on in the kernel");
             }
             OnExit::Detach => {
+                // After the events of flows that have ended.
+                Api::finish(&mut self.apis);
                 // Its socket is in the directory that goes.
                 drop(self.parts.control);
                 let pin_dir = self.parts.attached.config.pin_dir.clone();

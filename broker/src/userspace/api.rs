@@ -6,8 +6,8 @@
 //! mapped for reading, and asks this process for all else. The engine takes part as it does in a capture:
 //! it sends records to a socket that it is given, for which its own confinement has what it takes.
 //!
-//! This process answers for the one VM of its command: it shows it, changes its policy, its quotas, its
-//! labels and its ports of the host's loopback ([`super::policy`]), and passes orders on to its machine.
+//! This process answers for the one VM of its command: it shows it, changes its definition as far as that
+//! can be ([`super::definition`]), and passes orders on to its machine.
 //! What the command line alone decides, and what needs a daemon, is refused with the reason.
 use std::{
     fs,
@@ -102,13 +102,20 @@ fn make_place(socket: &ApiSocket, private: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Drop for ApiListener {
-    fn drop(&mut self) {
+impl ApiListener {
+    /// Removes the file: nobody more connects.
+    fn remove_file(&self) {
         // Another one may have been made in its place.
         let file = fs::metadata(&self.path).map(|file| (file.dev(), file.ino()));
         if file.is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
+    }
+}
+
+impl Drop for ApiListener {
+    fn drop(&mut self) {
+        self.remove_file();
     }
 }
 
@@ -120,7 +127,6 @@ pub(super) struct Apis {
     /// here.
     users: Users,
     orders: MachineOrders,
-    /// Their files go when the processes have ended.
     listeners: Vec<ApiListener>,
 }
 
@@ -141,6 +147,12 @@ impl Apis {
             orders: orders.context("preparing for orders to the machine")?,
             listeners,
         })
+    }
+
+    /// Has whoever connected to a socket answered, and ends the processes.
+    pub(super) fn finish(mut self) {
+        self.listeners.iter().for_each(ApiListener::remove_file);
+        Api::finish(&mut self.processes);
     }
 
     /// Descriptors to poll, and what for.

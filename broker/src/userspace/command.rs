@@ -27,6 +27,7 @@ use nix::{
 use slipgate_abi::Protocol;
 use slipgate_control::{GuestDevice, GuestNamespace};
 use slipgate_model::{GuestIpv6, rights};
+use slipgate_policy::document::Forward;
 
 use super::{
     Guest, inside_sockets,
@@ -91,12 +92,9 @@ impl Command {
         for path in nat.api_paths().into_iter().filter(is_seen) {
             process.arg("--cover").arg(path);
         }
-        // Only connections of forwards need them.
-        if nat
-            .forwards
-            .iter()
-            .any(|forward| forward.protocol == Protocol::Tcp as u8)
-        {
+        // Only connections of forwards need them, which clients of the API may add.
+        let is_tcp = |forward: &Forward| forward.protocol == Protocol::Tcp as u8;
+        if nat.forwards.iter().any(is_tcp) || nat.api.iter().any(|api| api.may_change) {
             process.arg("--sockets");
         }
         process.arg("--").args(command);

@@ -1,13 +1,15 @@
 //! The definition of the guest as clients of the API see and change it, and the policies that they put.
 //!
 //! A policy or a definition is put in force as the policy files are ([`super::policy`]). Of the definition
-//! that is its policy, quotas, labels and ports of the host's loopback; the rest is the command line's for
-//! as long as the guest runs.
+//! that is its policy, quotas, labels, forwards, ports of the host's loopback and the silence after which it
+//! is idle; the rest is the command line's for as long as the guest runs.
 use slipgate_ipc::client::{
     ClientAnswer, ClientId, PolicyStatus, Replaces, Version, VmChange, VmDefinition, VmState,
     VmStatus,
 };
-use slipgate_policy::document::{LoadedPolicies, PutPolicy, check_named, inline_name, is_inline};
+use slipgate_policy::document::{
+    Forward, LoadedPolicies, PutPolicy, check_named, inline_name, is_inline,
+};
 
 use super::{Served, policy::Changed};
 use crate::{
@@ -15,6 +17,9 @@ use crate::{
     kernel_state::ipv6_status,
     policy_apply::check_unused,
 };
+
+/// Other forwards, if there are some, and the configuration with its policies.
+type Prepared = (Option<Vec<Forward>>, (LoadedPolicies, Config));
 
 /// A TAP's name that any definition may have: user mode has no TAP.
 const NO_TAP: &str = "none";
@@ -37,7 +42,7 @@ impl Served {
                 true => VmState::Frozen,
                 false => VmState::Served,
             },
-            idle: false,
+            idle: self.vm.spec.is_idle,
             lacks_uplink: false,
             guest_ipv6: ipv6,
             unserved_forwards: Vec::new(),
@@ -48,13 +53,9 @@ impl Served {
         let name = self.vm.spec.name.clone();
         let vm = self.nat.vms.first();
         let definition = vm.map_or_else(|| VmDefinition::new(name, ""), VmConfig::definition);
-        let specs = self.nat.forwards.iter().map(|forward| forward.spec.clone());
-        let mut forwards: Vec<String> = specs.collect();
-        // A range is several ports, and one of both families two.
-        forwards.dedup();
         VmDefinition {
             tap: String::new(),
-            forwards,
+            forwards: self.forwards.specs(),
             ..definition
         }
     }
@@ -87,14 +88,11 @@ impl Served {
             self.clients.answer(client, &answer);
             return Ok(());
         }
-        let vm = VmDefinition {
-            ip: vm.ip.or(now.ip),
-            ..vm
-        };
+        let vm = with_command_line(vm, &now);
         if let Some(field) = other_field(&now, &vm).or(has_tap.then_some("tap")) {
             let why = format!(
-                "{field}: in user mode it stays as the command line has it: change policy, quotas, labels and \
-                 host_loopback, or start the command again"
+                "{field}: in user mode it stays as the command line has it: leave it out, or start the \
+                 command again with another one"
             );
             self.clients.answer(client, &ClientAnswer::error(why));
             return Ok(());
@@ -107,22 +105,40 @@ impl Served {
             self.clients.answer(client, &answer);
             return Ok(());
         }
-        let changed = self.with_definition(vm);
+        let prepared = self.with_definition(vm, &now).and_then(|(new, changed)| {
+            // Last, so that no port is taken for a definition that can't be.
+            let forwards = new.map(|new| self.forwards.reserve_change(new));
+            Ok((forwards.transpose()?, changed))
+        });
         let policy_of = |nat: &Config| nat.vms.first().and_then(|vm| vm.policy.clone());
+        let (forwards, changed) = match prepared {
+            Ok((forwards, changed)) => (forwards, Ok(changed)),
+            Err(e) => (None, Err(e)),
+        };
         let has_other_policy = changed
             .as_ref()
             .is_ok_and(|(_, config)| policy_of(config) != policy_of(&self.nat));
-        self.change(client.into(), changed, Changed::Vm { has_other_policy })
+        let what = Changed::Vm {
+            has_other_policy,
+            forwards,
+        };
+        self.change(client.into(), changed, what)
     }
 
-    fn with_definition(&self, vm: VmDefinition) -> anyhow::Result<(LoadedPolicies, Config)> {
+    /// Returns the forwards of another definition, if it has others, and the configuration with the rest.
+    fn with_definition(&self, vm: VmDefinition, now: &VmDefinition) -> anyhow::Result<Prepared> {
+        let has_other_forwards = vm.forwards != now.forwards;
         let vm = VmDefinition {
             tap: NO_TAP.into(),
-            // Those of the command line, which are held.
-            forwards: Vec::new(),
+            // More may be held by the command line than a definition may have.
+            forwards: match has_other_forwards {
+                true => vm.forwards,
+                false => Vec::new(),
+            },
             ..vm
         };
-        let new = VmConfig::checked(&vm, &self.nat.network)?;
+        let mut new = VmConfig::checked(&vm, &self.nat.network)?;
+        self.nat.settle_forwards_of(&mut new)?;
         let mut config = self.nat.clone();
         config.named_policies.retain(|name, _| !is_inline(name));
         if let Some(text) = &new.flags.inline_policy {
@@ -134,8 +150,10 @@ impl Served {
             served.flags = new.flags.clone();
             served.labels = new.labels.clone();
             served.host_loopback = new.host_loopback.clone();
+            served.idle_after = new.idle_after;
         }
-        self.with_its_policies(config)
+        let changed = self.with_its_policies(config)?;
+        Ok((has_other_forwards.then_some(new.forwards), changed))
     }
 
     /// The configuration settled, with its policies. Files are not read again.
@@ -228,6 +246,24 @@ impl Served {
     }
 }
 
+/// A definition with what only the command line decides, as far as it does not say otherwise.
+fn with_command_line(vm: VmDefinition, now: &VmDefinition) -> VmDefinition {
+    let now = now.clone();
+    VmDefinition {
+        mac: vm.mac.or(now.mac),
+        ip: vm.ip.or(now.ip),
+        ipv6: vm.ipv6.or(now.ipv6),
+        ipv6_prefix: vm.ipv6_prefix.or(now.ipv6_prefix),
+        uplink: vm.uplink.or(now.uplink),
+        nat_addresses: match vm.nat_addresses.is_empty() {
+            true => now.nat_addresses,
+            false => vm.nat_addresses,
+        },
+        tied: now.tied,
+        ..vm
+    }
+}
+
 /// The first field that differs and can't be changed.
 fn other_field(now: &VmDefinition, vm: &VmDefinition) -> Option<&'static str> {
     let same = [
@@ -238,8 +274,6 @@ fn other_field(now: &VmDefinition, vm: &VmDefinition) -> Option<&'static str> {
         ("ipv6_prefix", now.ipv6_prefix == vm.ipv6_prefix),
         ("uplink", now.uplink == vm.uplink),
         ("nat_addresses", now.nat_addresses == vm.nat_addresses),
-        ("forwards", now.forwards == vm.forwards),
-        ("idle_after", now.idle_after == vm.idle_after),
     ];
     let mut other = same.into_iter().filter(|(_, is_same)| !is_same);
     other.next().map(|(field, _)| field)

@@ -65,6 +65,20 @@ pub(super) fn check_egress(
         ));
     }
     let mut all = loaded.policies.iter().map(|policy| &policy.settings);
+    let is_tcp_mapped = |of: &&Settings| of.nat.tcp.is_mapped();
+    if let Some(settings) = all.clone().find(is_tcp_mapped) {
+        return Err(ConfigError::new(
+            "--policy",
+            settings
+                .name
+                .as_deref()
+                .or(settings.file.as_deref())
+                .unwrap_or(""),
+            "user mode has endpoint-independent mapping for UDP only: there a guest's TCP ends in a socket \
+             of the host's",
+            "leave `mapping` out of [nat.tcp], or use --mode hybrid",
+        ));
+    }
     let asks = |of: &&Settings| !of.nat_addresses.is_empty() || !of.egress.is_default();
     let Some(settings) = all.find(asks) else {
         return Ok(());
@@ -116,7 +130,7 @@ pub(super) fn spec(
         policy: place.policies.index_of(&vm.policy),
         host_loopback: vm.host_loopback.clone(),
         dns_per_second: vm.limits.dns_per_second,
-        idle_after_s: 0,
+        idle_after_s: vm.idle_after.unwrap_or(nat.idle_after),
         uplink: None,
         routes: None,
         nat_addresses: Default::default(),

@@ -43,7 +43,7 @@ impl Served {
             nat: &self.nat,
             users: &self.users,
             files: [flow_log.as_ref(), None],
-            forwards: None,
+            forwards: &self.forwards,
             view: &self.view,
             link: link.as_fd(),
             namespace: None,

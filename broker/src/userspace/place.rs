@@ -14,12 +14,11 @@ use slipgate_policy::{
     document::{LoadedPolicies, LoadedPolicy},
 };
 
+use super::forwards;
 use crate::{
     config::{Config, VmConfig},
     host::{MEMORY_OF_ROOT, make_private, user_mode_dir},
-    kernel_state::{
-        Catalogue, GATEWAY_MAC, MOST_CREDITS, TakenIn, Writer, forwards_described, ipv6_in_row,
-    },
+    kernel_state::{Catalogue, GATEWAY_MAC, MOST_CREDITS, TakenIn, Writer, ipv6_in_row},
 };
 
 /// Directory of files of memory that a `--pin-dir` stands for; `None`: it is a directory of pins.
@@ -217,7 +216,7 @@ fn fill(
         paths: memory.paths(),
         rows: &[owner.row()],
     };
-    let policies = Catalogue::begin(writer, loaded, policies, forwards_described(nat))?;
+    let policies = Catalogue::begin(writer, loaded, policies, forwards::described(nat))?;
     Ok((vm::open(&memory.maps, owner, row)?, policies))
 }
 

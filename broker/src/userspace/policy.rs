@@ -24,10 +24,12 @@ use slipgate_policy::document::LoadedPolicies;
 use super::{
     Served,
     described::{check_egress, spec},
+    forwards::ForwardChange,
 };
 use crate::{
     config::Config,
     kernel_state::{BUDGETS_EVERY, BudgetOrder, has_frozen, is_cut, look_at, today},
+    vm_changes::refusal,
 };
 
 /// Answer to changes that no engine carries out.
@@ -69,7 +71,11 @@ pub(super) enum Changed {
     /// The end of one that a client had put.
     NoPolicy { name: String },
     /// Another definition of the VM.
-    Vm { has_other_policy: bool },
+    Vm {
+        has_other_policy: bool,
+        /// What becomes of its forwards; `None`: they stay, or the engine was told.
+        forwards: Option<ForwardChange>,
+    },
 }
 
 impl PolicyChanges {
@@ -118,7 +124,7 @@ impl Served {
         &mut self,
         client: Option<ClientId>,
         changed: anyhow::Result<(LoadedPolicies, Config)>,
-        what: Changed,
+        mut what: Changed,
     ) -> anyhow::Result<()> {
         if self.is_changing(client) {
             return Ok(());
@@ -130,19 +136,32 @@ impl Served {
         match changed.and_then(|changed| self.take_in_policy(changed)) {
             Ok(policies) => {
                 self.count(&what);
+                self.change_forwards(&mut what)?;
                 let id = policies.id;
                 self.policy.applying = Some(Applying { id, client, what });
                 self.send(ToEngine::Policies(Box::new(policies)))
             }
             Err(e) => {
-                let error = format!("{e:#}");
                 match client {
-                    Some(client) => self.clients.answer(client, &ClientAnswer::error(error)),
-                    None => tracing::warn!("the policy stays as it was: {error}"),
+                    Some(client) => self.clients.answer(client, &refusal(&e)),
+                    None => tracing::warn!("the policy stays as it was: {e:#}"),
                 }
                 Ok(())
             }
         }
+    }
+
+    /// Puts other forwards in force. The engine has them before the rest, and so it answers that last.
+    fn change_forwards(&mut self, what: &mut Changed) -> anyhow::Result<()> {
+        let Changed::Vm { forwards, .. } = what else {
+            return Ok(());
+        };
+        let Some(change) = forwards.take() else {
+            return Ok(());
+        };
+        let id = self.clients.next_id();
+        let message = self.forwards.put(id, change, &self.place);
+        self.send(message)
     }
 
     /// Counts what is taken in: who reads meanwhile sees the new text with its own number.
@@ -171,10 +190,11 @@ impl Served {
         check_egress(&config.flags, &loaded)?;
         let taken = self.place.take_in(loaded.policies, &self.view.local)?;
         let link = (self.vm.spec.mtu.into(), self.vm.spec.ipv6);
-        let described = match &config.vms[..] {
+        let mut described = match &config.vms[..] {
             [vm] => spec(&config, vm, &self.place, link),
             _ => self.vm.spec.clone(),
         };
+        described.is_idle = self.vm.spec.is_idle && described.idle_after_s != 0;
         let (indexes, is_concerned) = self
             .policy
             .note_changed(taken.indexes, described != self.vm.spec);
@@ -255,7 +275,9 @@ impl Served {
                 self.clients.events.push(applied);
                 ClientAnswer::Done
             }
-            Changed::Vm { has_other_policy } => {
+            Changed::Vm {
+                has_other_policy, ..
+            } => {
                 let vm = self.vm.spec.name.clone();
                 tracing::info!("{vm} has another definition: {flows}");
                 self.clients.events.push(Event::VmChanged { vm });

@@ -123,10 +123,6 @@ fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
     if nat.mode == args::Mode::Hybrid {
         return refused("--mode", &"hybrid", KERNELS, LEAVE_OUT);
     }
-    if let Some(ports) = &nat.eim_ports {
-        const SOCKETS: &str = "the user-mode engine's ports are those of its sockets";
-        return refused("--eim-ports", ports, SOCKETS, LEAVE_OUT);
-    }
     if matches!(nat.ipv6, args::Ipv6::Routed(_)) {
         const SOCKETS: &str = "the user-mode engine's sockets have the host's addresses";
         const NAT: &str = "give nat or auto, or run in hybrid mode";

@@ -3,27 +3,34 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Write as _},
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{IpAddr, TcpStream},
+    os::unix::{
+        fs::{FileTypeExt as _, MetadataExt as _},
+        net::UnixStream,
+    },
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    Guest, MicroVm,
+    Guest, MicroVm, NetNs,
     clients::{
         tcp,
         tcp::{ConnectOutcome, EchoSession},
+        udp::{self, UdpOutcome},
     },
     require_kvm, require_root_and_tun,
-    servers::{TcpServer, TcpService},
+    servers::{TcpServer, TcpService, UdpServer, UdpService},
 };
 
 use crate::{
-    Cell, WAIT,
+    BRIEFLY, Cell, WAIT,
     api::{Events, Stand, answer, curl_at},
-    matrix::{cells, matrix},
+    eventually,
+    matrix::{at, cells, matrix, pings},
     unprivileged::Place,
 };
 
@@ -31,6 +38,10 @@ matrix! {
     a_policy_that_is_put_cuts_what_it_refuses_before_the_answer: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_vm_takes_another_policy_and_other_quotas: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     flows_and_refusals_are_events: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    forwards_are_changed_as_a_whole_or_not_at_all: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    clients_of_a_forward_that_goes_are_kept_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_vm_is_told_idle_once_a_client_asks_for_it: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    what_get_gave_is_put_back_and_what_is_absent_is_the_default: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
 const VM: &str = "/v1/vms/tap0";
@@ -141,28 +152,329 @@ fn flows_and_refusals_are_events(cell: Cell) {
     assert_eq!(refused["reason"], "rule", "{refused}");
 }
 
+/// From where clients connect to the host's ports, and at which address.
+fn ways(stand: &Stand) -> [(&NetNs, IpAddr); 2] {
+    let world = stand.world();
+    let cell = stand.cell;
+    [(&world.net, cell.host()), (&world.host, cell.loopback())]
+}
+
+fn leads_nowhere((from, address): (&NetNs, IpAddr), port: u16) -> bool {
+    let outcome = from.run(|| tcp::connect_outcome(at(address, port), BRIEFLY));
+    !matches!(outcome.unwrap(), ConnectOutcome::Connected(_))
+}
+
+fn forwards_are_changed_as_a_whole_or_not_at_all(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
+    let echo = |port: u16| {
+        let service = TcpService::Echo;
+        TcpServer::start(&guest.ns, (cell.guest(), port), service).unwrap()
+    };
+    let (_first, second) = (echo(80), echo(81));
+    let _datagrams = UdpServer::start(&guest.ns, (cell.guest(), 53), UdpService::Echo).unwrap();
+    // It shows its address, to which forwards lead.
+    assert!(pings(&guest, cell.gateway(), WAIT));
+    let patch = |forwards: &[&str]| {
+        let (status, vm) = stand.ask("PATCH", VM, Some(json!({ "forwards": forwards })));
+        assert_eq!((status, &vm["forwards"]), (200, &json!(forwards)), "{vm}");
+    };
+    let session = |way: (&NetNs, IpAddr), port| {
+        let mut stream = way.0.run(|| tcp::connect(at(way.1, port), WAIT)).unwrap();
+        EchoSession::new(&mut stream).round(1_000).unwrap();
+        stream
+    };
+    let goes_on = |stream: &mut TcpStream| EchoSession::new(stream).round(1_000).is_ok();
+    patch(&["tcp:8080:80", "udp:5300:53"]);
+    let [mut world, mut host] = ways(&stand).map(|way| session(way, 8080));
+    for (from, address) in ways(&stand) {
+        let sent = from
+            .run(|| udp::probe(at(address, 5300), b"x", WAIT))
+            .unwrap();
+        assert!(matches!(sent, UdpOutcome::Answered(_)), "{sent:?}");
+    }
+    let (_, flows) = stand.ask("GET", "/v1/flows", None);
+    let mut rules = flows.as_array().unwrap().iter().map(|flow| &flow["rule"]);
+    assert!(rules.any(|rule| rule == "forward of its VM"), "{flows}");
+
+    // One that can't be has all stay as it is.
+    let taken =
+        TcpServer::start(&stand.world().host, (cell.host(), 8088), TcpService::Echo).unwrap();
+    for (body, status, part) in [
+        (
+            json!({ "forwards": ["tcp:8081:80", "tcp:8088:80"] }),
+            409,
+            "port 8088",
+        ),
+        (
+            json!({ "forwards": ["tcp:8081:80"], "policy": { "default": "perhaps" } }),
+            422,
+            "perhaps",
+        ),
+        (
+            json!({ "forwards": ["tcp:1000-1100:1000-1100"] }),
+            422,
+            "64 forwarded ports at most",
+        ),
+        (json!({ "forwards": ["tcp:80"] }), 422, "not PROTOCOL"),
+    ] {
+        let (got, problem) = stand.ask("PATCH", VM, Some(body));
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        assert!(got == status && detail.contains(part), "{got} {problem}");
+    }
+    drop(taken);
+    let (_, vm) = stand.ask("GET", VM, None);
+    assert_eq!(
+        vm["forwards"],
+        json!(["tcp:8080:80", "udp:5300:53"]),
+        "{vm}"
+    );
+    assert!(leads_nowhere(ways(&stand)[0], 8081));
+    assert!(goes_on(&mut world) && goes_on(&mut host));
+
+    // Another port: clients of the one before end, and it is free.
+    patch(&["tcp:8081:80", "udp:5300:53"]);
+    assert!(!goes_on(&mut world) && !goes_on(&mut host));
+    TcpServer::start(&stand.world().host, (cell.host(), 8080), TcpService::Echo).unwrap();
+    for way in ways(&stand) {
+        assert!(leads_nowhere(way, 8080));
+        let mut before = session(way, 8081);
+        let peers = second.peers().len();
+        // The same one leads elsewhere, and takes its clients along.
+        patch(&["tcp:8081:81", "udp:5300:53"]);
+        assert!(!goes_on(&mut before));
+        session(way, 8081);
+        assert_eq!(second.peers().len(), peers + 1);
+        patch(&["tcp:8081:80", "udp:5300:53"]);
+    }
+    patch(&[]);
+    assert!(ways(&stand).iter().all(|way| leads_nowhere(*way, 8081)));
+}
+
+fn clients_of_a_forward_that_goes_are_kept_where_the_policy_says_so(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
+    let _echo = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
+    assert!(pings(&guest, cell.gateway(), WAIT));
+    let keeping = json!({ "default": "allow", "on_reload": "keep" });
+    let patch = json!({ "policy": keeping, "forwards": ["tcp:8080:80"] });
+    let (status, vm) = stand.ask("PATCH", VM, Some(patch));
+    assert_eq!(status, 200, "{vm}");
+    let mut streams = ways(&stand).map(|(from, address)| {
+        let mut stream = from.run(|| tcp::connect(at(address, 8080), WAIT)).unwrap();
+        EchoSession::new(&mut stream).round(1_000).unwrap();
+        stream
+    });
+    assert_eq!(
+        stand.ask("PATCH", VM, Some(json!({ "forwards": [] }))).0,
+        200
+    );
+    for stream in &mut streams {
+        EchoSession::new(stream).round(1_000).unwrap();
+    }
+    assert!(ways(&stand).iter().all(|way| leads_nowhere(*way, 8080)));
+}
+
+fn a_vm_is_told_idle_once_a_client_asks_for_it(cell: Cell) {
+    let (stand, guest) = Stand::with_vm(cell, &[]);
+    assert!(pings(&guest, cell.server(), WAIT));
+    let idle_after = |seconds: Value| {
+        let patch = json!({ "idle_after": seconds });
+        let (status, vm) = stand.ask("PATCH", VM, Some(patch));
+        assert_eq!(status, 200, "{vm}");
+        vm
+    };
+    let mut events = Events::read(&stand, "/v1/events?kind=vm_idle,vm_busy");
+    assert_eq!(idle_after(json!(2))["idle_after"], 2);
+    let told = events.next();
+    assert_eq!(told["event"], "vm_idle", "{told}");
+    assert!(told["last_from_guest_ms"].as_u64() >= Some(2_000), "{told}");
+    assert_eq!(stand.ask("GET", VM, None).1["idle"], true);
+    assert!(pings(&guest, cell.server(), WAIT));
+    assert_eq!(events.next()["event"], "vm_busy");
+    assert_eq!(stand.ask("GET", VM, None).1["idle"], false);
+    assert_eq!(events.next()["event"], "vm_idle");
+    // It is not told any more, whatever it does; and then again, beginning with a busy one.
+    assert_eq!(idle_after(json!(0))["idle"], false);
+    assert!(pings(&guest, cell.server(), WAIT));
+    assert_eq!(idle_after(Value::Null).get("idle_after"), None);
+    idle_after(json!(2));
+    assert_eq!(events.next()["event"], "vm_idle");
+}
+
+fn what_get_gave_is_put_back_and_what_is_absent_is_the_default(cell: Cell) {
+    let (stand, _guest) = Stand::with_vm(cell, &[]);
+    let patch = json!({
+        "labels": { "tenant": "x" }, "quotas": { "max_flows": 9 }, "forwards": ["tcp:8080-8081:80-81"],
+        "host_loopback": ["7000/tcp"], "idle_after": 60, "policy": { "default": "allow" },
+    });
+    let (status, changed) = stand.ask("PATCH", VM, Some(patch));
+    assert_eq!(status, 200, "{changed}");
+    let (_, vm) = stand.ask("GET", VM, None);
+    assert!(vm["activity"].is_object(), "{vm}");
+    let (status, same) = stand.ask("PUT", VM, Some(vm.clone()));
+    assert_eq!(
+        (status, &same["generation"]),
+        (200, &vm["generation"]),
+        "{same}"
+    );
+    assert_eq!(same["forwards"], json!(["tcp:8080-8081:80-81"]));
+
+    // A TAP is what a daemon needs.
+    let bare = match cell.is_hybrid() {
+        true => json!({ "tap": "tap0" }),
+        false => json!({}),
+    };
+    let (status, bare) = stand.ask("PUT", VM, Some(bare));
+    assert_eq!(status, 200, "{bare}");
+    for field in ["ip", "tap", "name", "id"] {
+        assert_eq!(bare[field], vm[field], "{bare}");
+    }
+    let none = (json!([]), json!([]), json!({}));
+    let shown = (&bare["forwards"], &bare["host_loopback"], &bare["labels"]);
+    assert_eq!(shown, (&none.0, &none.1, &none.2), "{bare}");
+    for field in ["policy", "idle_after"] {
+        assert_eq!(bare.get(field), None, "{bare}");
+    }
+    assert_ne!(bare["quotas"], vm["quotas"], "{bare}");
+    let (status, problem) = stand.ask("PUT", "/v1/vms/other", Some(vm));
+    assert_eq!(status, 400, "{problem}");
+}
+
+/// A change comes before the next one is looked at, whatever that would replace; who reads meanwhile has
+/// the new text with its own number. And so many requests wait for an engine that says nothing, and no more.
+#[test]
+fn while_a_change_is_put_in_force_others_are_told_to_come_again() {
+    require_root_and_tun!();
+    let (stand, _guest) = Stand::with_vm(cells::user_ipv4, &[]);
+    let texts = ["default = \"allow\"\n", "default = \"deny\"\n"];
+    assert_eq!(stand.put_policy(CLOSED, texts[0]), 200);
+    let socket = stand.socket("api.sock");
+    let stale = |method: &str, path: &str, body: &str| {
+        let args = [
+            "--request",
+            method,
+            "--header",
+            "If-Match: \"0123456789abcdef\"",
+        ];
+        let args = [&args[..], &["--data-binary", body]].concat();
+        answer(status_of(curl_at(&socket, &args, path)))
+    };
+    assert_eq!(stale("PUT", CLOSED, texts[1]).0, 412);
+    assert_eq!(stale("PUT", VM, "{}").0, 412);
+    stand.signal_engine(libc::SIGSTOP);
+    std::thread::scope(|scope| {
+        let put = scope.spawn(|| stand.put_text(CLOSED, texts[1]));
+        eventually("the new text is shown", || {
+            let (_, policies) = stand.ask("GET", "/v1/policies", None);
+            let shown = (&policies[0]["text"], &policies[0]["generation"]);
+            let is_new = shown == (&json!(texts[1]), &json!(2));
+            assert!(
+                is_new || shown == (&json!(texts[0]), &json!(1)),
+                "{policies}"
+            );
+            is_new.then_some(())
+        });
+        for (method, path, body) in [
+            ("PUT", CLOSED, texts[0]),
+            ("DELETE", CLOSED, ""),
+            ("PUT", VM, "{}"),
+            ("PATCH", VM, r#"{ "forwards": ["tcp:8080:80"] }"#),
+        ] {
+            let (status, problem) = match method {
+                // It would read the VM first, and refuse by what it has read.
+                "PATCH" => stand.ask(method, path, serde_json::from_str(body).ok()),
+                _ => stale(method, path, body),
+            };
+            let detail = problem["detail"].as_str().unwrap_or_default();
+            let is_busy = status == 503 && detail.contains("is just being put in force");
+            assert!(is_busy, "{method} {path}: {status} {problem}");
+        }
+        assert!(!put.is_finished());
+
+        let (answers, answered) = std::sync::mpsc::channel();
+        for _ in 0..70 {
+            let answers = answers.clone();
+            let stand = &stand;
+            scope.spawn(move || {
+                let why = format!("{VM}/why?address=192.0.2.1&port=80");
+                answers.send(stand.ask("GET", &why, None)).unwrap();
+            });
+        }
+        let (status, problem) = answered.recv_timeout(WAIT).unwrap();
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        let is_full = status == 503 && detail.contains("64 requests wait");
+        assert!(is_full, "{status} {problem}");
+        stand.signal_engine(libc::SIGCONT);
+        drop(answers);
+        let all: Vec<u16> = answered.iter().map(|(status, _)| status).collect();
+        assert!(all.iter().all(|it| [200, 503].contains(it)), "{all:?}");
+        assert!(all.iter().filter(|it| **it == 200).count() >= 60, "{all:?}");
+        let (status, put) = put.join().unwrap();
+        assert_eq!((status, &put["generation"]), (200, &json!(2)), "{put}");
+    });
+    assert_eq!(stale("PUT", CLOSED, texts[0]).0, 412);
+}
+
+/// Whoever gets a connection gets an answer, also in the moment in which the command ends.
+#[test]
+fn who_connects_while_the_command_ends_is_answered() {
+    require_root_and_tun!();
+    let (mut stand, _guest) = Stand::with_vm(cells::user_ipv4, &[]);
+    let socket = stand.socket("api.sock");
+    let ask = |path: &Path| {
+        let Ok(mut stream) = UnixStream::connect(path) else {
+            return None;
+        };
+        let request = b"GET /v1/vms HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\r\n";
+        let sent = stream.write_all(request);
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer);
+        assert!(sent.is_ok() && read.is_ok(), "{sent:?} {read:?} {answer}");
+        let status = answer.split(' ').nth(1).map(str::to_owned);
+        Some(status.unwrap_or_else(|| panic!("an answer without a status: {answer:?}")))
+    };
+    let begun = std::sync::Barrier::new(9);
+    let statuses = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    begun.wait();
+                    let all = std::iter::from_fn(|| ask(&socket));
+                    all.collect::<std::collections::BTreeSet<_>>()
+                })
+            })
+            .collect();
+        begun.wait();
+        std::thread::sleep(BRIEFLY);
+        assert!(stand.daemon.stop().unwrap().success());
+        let clients = clients
+            .into_iter()
+            .flat_map(|client| client.join().unwrap());
+        clients.collect::<std::collections::BTreeSet<_>>()
+    });
+    let known = ["200".to_owned(), "503".to_owned()];
+    assert!(statuses.iter().all(|it| known.contains(it)), "{statuses:?}");
+}
+
 /// A request that is a daemon's, or the command line's, has an answer that says so, and changes nothing.
 #[test]
 fn what_user_mode_has_not_is_refused_with_the_reason() {
     require_root_and_tun!();
-    let (stand, _guest) = Stand::with_vm(cells::user_ipv4, &["--forward", "tcp:8080:80"]);
+    // More ports than a definition may have.
+    let ports = "tcp:8000-8099:8000-8099";
+    let (stand, _guest) = Stand::with_vm(cells::user_ipv4, &["--forward", ports]);
     let (_, before) = stand.ask("GET", VM, None);
-    assert_eq!(before["forwards"], json!(["tcp:8080:80"]), "{before}");
+    assert_eq!(before["forwards"], json!([ports]), "{before}");
+    let (status, vm) = stand.ask("PUT", VM, Some(before.clone()));
+    assert_eq!((status, &vm["generation"]), (200, &json!(1)), "{vm}");
     let to_itself = format!("{}:80", before["ip"].as_str().unwrap());
     for (method, path, body, status, part) in [
-        (
-            "PUT",
-            "/v1/vms/other",
-            json!({ "tap": "" }),
-            422,
-            "no other",
-        ),
+        ("PUT", "/v1/vms/other", json!({}), 422, "no other"),
         (
             "PATCH",
             VM,
-            json!({ "forwards": [] }),
+            json!({ "mac": "52:54:00:00:00:09" }),
             422,
-            "forwards: in user mode",
+            "mac: in user mode",
         ),
         (
             "PATCH",
@@ -174,9 +486,9 @@ fn what_user_mode_has_not_is_refused_with_the_reason() {
         (
             "PATCH",
             VM,
-            json!({ "idle_after": 5 }),
+            json!({ "uplink": "eth9" }),
             422,
-            "idle_after: in user mode",
+            "uplink: in user mode",
         ),
         (
             "PATCH",

@@ -20,19 +20,19 @@ use crate::{
 
 matrix! {
     forwards_come_and_go_with_their_vms: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
     a_port_that_leads_elsewhere_takes_its_clients_along: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
     connections_by_a_forward_that_goes_are_kept_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
     a_daemon_starts_without_a_port_that_was_taken_meanwhile: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
     a_change_is_made_as_a_whole_or_not_at_all: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
     a_daemon_without_descriptors_refuses_forwards_and_lives: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
     forwards_that_can_not_be_are_refused_with_the_reason: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "its VMs have no daemon, and their forwards are the command line's (attach-socket.md)";
+        without [user_ipv4, user_ipv6]: "its VM has no daemon; clients of its API change its forwards: forwards_are_changed_as_a_whole_or_not_at_all (api.md)";
 }
 
 impl Stand {

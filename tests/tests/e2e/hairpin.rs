@@ -23,13 +23,13 @@ use crate::{
 
 matrix! {
     guests_of_one_host_punch_a_hole_to_each_other: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+        without [user_ipv4, user_ipv6]: "each guest of user mode has an engine of its own (policy.md)";
     a_connection_between_guests_is_counted_as_both_saw_it: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+        without [user_ipv4, user_ipv6]: "each guest of user mode has an engine of its own (policy.md)";
     a_guest_reaches_itself_and_a_forward_by_the_external_address: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+        without [user_ipv4, user_ipv6]: "each guest of user mode has an engine of its own (policy.md)";
     a_hairpin_lives_through_a_reload_and_the_engines_death: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+        without [user_ipv4, user_ipv6]: "each guest of user mode has an engine of its own (policy.md)";
 }
 
 const EIM_PORTS: &str = "20000-20999";

@@ -19,17 +19,33 @@ use crate::{
 };
 
 matrix! {
-    keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "events are a daemon's (api.md)";
+    keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     what_a_guest_refuses_to_the_world_keeps_it_idle: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "events are a daemon's (api.md)";
+        without [user_ipv4, user_ipv6]: "clients of forwards are relayed: the gateway connects to the guest (exec.md)";
 }
+
+const VM: &str = "/v1/vms/tap0";
 
 /// Seconds of silence after which a VM is idle.
 const AFTER: u64 = 4;
 
 fn stand(cell: Cell) -> Stand {
-    Stand::of(cell, &["--idle-after", &AFTER.to_string()])
+    match cell.is_hybrid() {
+        true => Stand::of(cell, &["--idle-after", &AFTER.to_string()]),
+        false => Stand::of(cell, &[]),
+    }
+}
+
+/// Gives the VM this definition, with its TAP, or in user mode with the silence that has no flag there.
+fn put(stand: &Stand, mut body: Value, status: u16) {
+    let (key, value) = match stand.cell.is_hybrid() {
+        true => ("tap", json!("tap0")),
+        false => ("idle_after", json!(AFTER)),
+    };
+    body[key] = value;
+    let (got, vm) = stand.ask("PUT", VM, Some(body));
+    let status = if stand.cell.is_hybrid() { status } else { 200 };
+    assert_eq!(got, status, "{vm}");
 }
 
 /// Has Linux send keep-alives, one a second.
@@ -55,11 +71,11 @@ fn keep_alive(stream: &TcpStream) {
 }
 
 fn activity(stand: &Stand) -> Value {
-    stand.ask("GET", "/v1/vms/a", None).1["activity"].clone()
+    stand.ask("GET", VM, None).1["activity"].clone()
 }
 
 fn sent_packets(stand: &Stand) -> u64 {
-    let (_, flows) = stand.ask("GET", "/v1/flows?vm=a", None);
+    let (_, flows) = stand.ask("GET", "/v1/flows?vm=tap0", None);
     flows[0]["tx_packets"].as_u64().unwrap()
 }
 
@@ -67,7 +83,7 @@ fn sent_packets(stand: &Stand) -> u64 {
 fn stays_busy(stand: &Stand) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(3 * AFTER) {
-        let (_, vm) = stand.ask("GET", "/v1/vms/a", None);
+        let (_, vm) = stand.ask("GET", VM, None);
         assert_eq!(vm["idle"], false, "{vm}");
         std::thread::sleep(BRIEFLY);
     }
@@ -80,15 +96,13 @@ fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them(cell: Cell
     let guest = stand.guest("tap0");
     let quiet = "default = \"allow\"\n[idle]\nignores = [\"keepalive\"]";
     assert_eq!(stand.put_policy("/v1/policies/quiet", quiet), 200);
-    let body = json!({ "tap": "tap0" });
-    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    put(&stand, json!({}), 201);
     let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
     let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     keep_alive(&stream);
     stays_busy(&stand);
 
-    let body = json!({ "tap": "tap0", "policy": "quiet" });
-    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 200);
+    put(&stand, json!({ "policy": "quiet" }), 200);
     let idle = events.next();
     assert_eq!(
         (&idle["event"], &idle["flows"]),
@@ -102,7 +116,7 @@ fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them(cell: Cell
     crate::eventually("two more keep-alives are sent", || {
         (sent_packets(&stand) >= before + 2).then_some(())
     });
-    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
+    assert_eq!(stand.ask("GET", VM, None).1["idle"], true);
     let silent = activity(&stand);
     assert!(
         silent["last_from_guest_ms"].as_u64() > Some(1_000 * AFTER),
@@ -110,7 +124,7 @@ fn keep_alives_of_linux_keep_a_vm_busy_unless_its_policy_ignores_them(cell: Cell
     );
     assert_eq!(silent["flows"], 1);
     let metrics = stand.metrics();
-    let line = "slipgate_last_packet_timestamp_seconds{vm=\"a\",direction=\"tx\"}";
+    let line = "slipgate_last_packet_timestamp_seconds{vm=\"tap0\",direction=\"tx\"}";
     assert!(metrics.contains(line), "{metrics}");
 
     // A byte is no keep-alive, though it is one octet, too.
@@ -135,7 +149,7 @@ fn what_a_guest_refuses_to_the_world_keeps_it_idle(cell: Cell) {
     let limit = limits[usize::from(cell.is_ipv6())];
     guest.ns.sysctl(limit, "0").unwrap();
     let body = json!({ "tap": "tap0", "forwards": ["tcp:8080:80", "udp:5353:53"] });
-    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    assert_eq!(stand.ask("PUT", VM, Some(body)).0, 201);
     // It shows its address, to which the forwards lead.
     assert!(pings(&guest, cell.gateway(), WAIT));
     let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
@@ -164,7 +178,7 @@ fn what_a_guest_refuses_to_the_world_keeps_it_idle(cell: Cell) {
         knock();
         std::thread::sleep(BRIEFLY);
     }
-    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
+    assert_eq!(stand.ask("GET", VM, None).1["idle"], true);
     // One that it accepts.
     let echo = TcpServer::start(&guest.ns, (cell.guest(), 80), TcpService::Echo).unwrap();
     let live = net.run(|| tcp::connect(address, WAIT)).unwrap();

@@ -22,15 +22,12 @@ use crate::{BRIEFLY, Cell, Stand, WAIT, eventually, matrix::matrix};
 
 matrix! {
     rfc5780_without_the_option_all_depends_on_address_and_port: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
-    rfc5780_stun_finds_no_hairpinning_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
-    rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    rfc5780_stun_finds_no_hairpinning_where_the_policy_says_so: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     coturns_stun_client_finds_that_all_depends_on_address_and_port: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
-    coturns_stun_client_finds_the_behaviour_that_the_policy_asks_for: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+    coturns_stun_client_finds_the_behaviour_that_the_policy_asks_for: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
     a_stranger_reaches_the_guest_by_the_kernel_after_its_first_datagram: [hybrid_ipv4, hybrid_ipv6],
-        without [user_ipv4, user_ipv6]: "user mode has no endpoint-independent mapping, and refuses a policy that asks for it (policy.md)";
+        without [user_ipv4, user_ipv6]: "it is about the kernel's programs and an engine's successor, and user mode has neither (policy.md)";
 }
 
 const PORTS: [u16; 2] = [3_478, 3_479];

@@ -256,7 +256,7 @@ impl<D: Datapath> Nat<D> {
 
     /// In user mode has the host make the socket of a flow that was just opened. If it does not let the
     /// flow have its port, the flow is taken back. Returns whether it is still there.
-    fn claim_socket(&mut self, slot: SlotIndex, now_ns: u64) -> bool {
+    pub(super) fn claim_socket(&mut self, slot: SlotIndex, now_ns: u64) -> bool {
         let (Some(host), Some(entry)) = (&self.host_sockets, self.flows.entry(slot)) else {
             return true;
         };

@@ -44,7 +44,10 @@ impl<D: Datapath> Nat<D> {
                 }
             }
             let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
-                Ok(slot) => return Ok(slot),
+                Ok(slot) if self.claim_socket(slot, now_ns) => return Ok(slot),
+                // The host does not let the flow have the port: another might do.
+                Ok(_) if self.flows.mappings.give_back(&inside) => continue,
+                Ok(_) => Refusal::PortsExhausted,
                 Err(OpenError::WorldTaken) if self.flows.mappings.give_back(&inside) => continue,
                 Err(OpenError::GuestTaken) if !swept && self.sweep(&flow.guest) => {
                     swept = true;

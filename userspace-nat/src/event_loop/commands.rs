@@ -184,8 +184,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.core.nat.network.set_kernel(kernel);
     }
 
-    /// Sets the range of ports for endpoint-independent mappings, before flows are adopted.
+    /// Sets the range of ports for endpoint-independent mappings, before flows are adopted and after
+    /// [`Engine::set_world_of_sockets`].
     pub fn set_eim_ports(&mut self, range: Option<RangeInclusive<u16>>) {
+        if let Some(host) = &self.core.nat.host_sockets {
+            host.shared.set_range(range.as_ref());
+        }
         self.core.nat.flows.mappings.set_range(range);
     }
 

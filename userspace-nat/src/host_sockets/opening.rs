@@ -52,6 +52,9 @@ pub(super) fn open(tuple: &FlowTuple, host: &HostSockets) -> Result<OwnedFd, Not
     if !is_one_other_host(tuple.remote) {
         return Err(refused(Errno::EACCES));
     }
+    if host.shared.has(tuple) {
+        host.hold_shared(tuple)?;
+    }
     let protocol = tuple.protocol().unwrap_or(Protocol::Udp);
     let socket = host
         .take(tuple.remote, protocol)

@@ -229,6 +229,26 @@ impl Sockets {
             // Before Linux 5.0 each comes by itself.
             let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
         }
+        self.await_datagrams(tuple, socket, epoll)
+    }
+
+    /// Waits at the sockets of shared ports that were made.
+    pub(super) fn await_strangers(&mut self, epoll: &Epoll) {
+        while let Some((tuple, socket)) = self.host.shared.take_made() {
+            // Without it nobody but the flows' peers gets in, and it is tried again with the next flow.
+            if let Err(error) = self.await_datagrams(tuple, socket, epoll) {
+                tracing::debug!("waiting at a translated port: {error}");
+                self.host.shared.release(&tuple);
+            }
+        }
+    }
+
+    fn await_datagrams(
+        &mut self,
+        tuple: FlowTuple,
+        socket: OwnedFd,
+        epoll: &Epoll,
+    ) -> io::Result<u32> {
         let key = self.add(tuple, Kind::Datagrams(Datagrams::new(socket)));
         let watched = match self.endpoints.get(&key).map(|e| &e.socket) {
             // Level-triggered: what is not read in this turn is reported in the next.
@@ -288,7 +308,11 @@ impl Sockets {
         let mut nth = 0;
         while let Some((received, count)) = inbox.joined(nth, start, |each| joins && each <= most) {
             // A socket has its port before it is connected, and anybody may send to it then.
-            if is_of_peer(&received, &tuple) {
+            let sender = match is_of_peer(&received, &tuple) {
+                true => Some(tuple),
+                false => self.stranger(&tuple, &received),
+            };
+            if let Some(tuple) = sender {
                 let place = inbox.place(nth);
                 match received.is_cut {
                     false => self.deliver_received(&tuple, place, (start, &received), guest),
@@ -297,6 +321,16 @@ impl Sockets {
             }
             nth += count;
         }
+    }
+
+    /// Returns the tuple of what came from another than the peer, if the port is shared.
+    fn stranger(&self, tuple: &FlowTuple, received: &Received) -> Option<FlowTuple> {
+        let from = received.from.filter(|_| self.host.shared.has(tuple))?;
+        Some(FlowTuple {
+            remote: from.ip(),
+            remote_port: from.port(),
+            ..*tuple
+        })
     }
 
     /// Delivers what was received into `place` at `start`: joined, unless each of the datagrams is

@@ -39,7 +39,7 @@ use std::{
     rc::Rc,
 };
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use slipgate_abi::{Direction, DropReason, rate::RateRef};
 use slipgate_model::{FlowTuple, GuestTcpCounts};
@@ -53,7 +53,7 @@ use self::{
     put_off::PutOff,
 };
 use crate::{
-    host_sockets::HostSockets,
+    host_sockets::{HostSockets, is_of_strangers},
     packet::{Packet, Transport, Version},
     payload::Rest,
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
@@ -292,6 +292,7 @@ impl Sockets {
     /// this turn led to. Returns whether more is to be sent in the next turn, without an event.
     pub fn work(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) -> bool {
         self.send_burst(guest, now_ns);
+        self.await_strangers(epoll);
         if self.put_off.is_due(now_ns) {
             self.do_put_off(epoll, guest, now_ns);
         }
@@ -339,14 +340,25 @@ impl Sockets {
             .min()
     }
 
-    /// Closes the sockets whose flow is gone, once a second.
+    /// Closes the sockets whose flow is gone, once a second. `has_flow` is asked of the socket that a shared
+    /// port has besides, too, whose peer is nobody: whether strangers are let in there.
     pub fn sweep(&mut self, now_ns: u64, has_flow: impl Fn(&FlowTuple) -> bool) {
         if now_ns < self.sweep_due_ns {
             return;
         }
         self.sweep_due_ns = now_ns + SWEEP_INTERVAL_NS;
+        // A shared port's own socket stays with those of its flows.
+        let mut in_use = HashSet::new();
+        if self.host.shared.are_some_held() {
+            let tuples = self.endpoints.values().map(|endpoint| &endpoint.tuple);
+            let of_flows = tuples.filter(|tuple| !is_of_strangers(tuple) && has_flow(tuple));
+            in_use.extend(of_flows.map(FlowTuple::local_addr));
+        }
+        let stays = |tuple: &FlowTuple| {
+            has_flow(tuple) || is_of_strangers(tuple) && in_use.contains(&tuple.local_addr())
+        };
         let gone = self.endpoints.iter();
-        let gone = gone.filter(|(_, endpoint)| !has_flow(&endpoint.tuple));
+        let gone = gone.filter(|(_, endpoint)| !stays(&endpoint.tuple));
         let gone: Vec<u32> = gone.map(|(key, _)| *key).collect();
         for key in gone {
             self.abort(key);
@@ -382,6 +394,7 @@ impl Sockets {
         let Some(mut endpoint) = self.endpoints.remove(&key) else {
             return;
         };
+        self.host.shared.release(&endpoint.tuple);
         self.pace.give_back(&mut endpoint);
         self.pace.streams -= usize::from(matches!(endpoint.socket, Kind::Stream(_)));
         self.wait_no_more(&endpoint);
