@@ -1,7 +1,7 @@
 //! Orders to a machine of `slipgate run` by the API of the daemon that serves its VM.
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::{Path, PathBuf},
     sync::mpsc,
@@ -10,9 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    MicroVm, Slipgate,
-    clients::api,
-    require_kvm, require_root_and_tun,
+    MicroVm, Slipgate, require_kvm, require_root_and_tun,
     servers::{TcpServer, TcpService},
     signal,
     world::{SERVER, UPLINK},
@@ -55,9 +53,24 @@ impl Stand {
         self.ask("GET", &format!("/v1/machines/{name}"), None).1
     }
 
-    /// The daemon's events from now on.
+    /// The kinds of the machine's events from now on, and their objects.
     pub(crate) fn events(&self) -> mpsc::Receiver<Value> {
-        api::events(&self.path("read.sock"), "/v1/events").unwrap()
+        let mut stream = UnixStream::connect(self.path("read.sock")).unwrap();
+        let request = "GET /v1/events HTTP/1.0\r\nHost: slipgate\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        // The head is there: it reads from now on.
+        while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+        let (sender, events) = mpsc::channel();
+        thread::spawn(move || {
+            let events = lines.map_while(Result::ok);
+            for event in events.filter_map(|line| serde_json::from_str::<Value>(&line).ok()) {
+                if sender.send(event).is_err() {
+                    break;
+                }
+            }
+        });
+        events
     }
 
     pub(crate) fn start(&self, name: &str, work: &str) -> MicroVm {
