@@ -15,6 +15,7 @@ pub(crate) mod packagers;
 mod packages;
 mod stun_client;
 mod tools;
+mod userland;
 
 use std::path::PathBuf;
 

@@ -4,8 +4,12 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
     time::{Duration, Instant},
 };
+
+use serde_json::Value;
 
 use crate::error::{Error, Result, Tried};
 
@@ -94,6 +98,38 @@ impl ApiClient {
             _ => Ok(line.trim_end().to_owned()),
         }
     }
+}
+
+/// Asks for events by a path such as `/v1/events?kind=wake`, and receives each as it comes. None that comes
+/// from now on is missed.
+///
+/// # Errors
+/// Nobody listens at the socket, or what listens sends no whole head.
+pub fn events(socket: &Path, path: &str) -> Result<mpsc::Receiver<Value>> {
+    let what = || format!("GET {path}");
+    let mut connection = connect(socket)?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: slipgate\r\n\r\n");
+    let sent = connection.get_mut().write_all(request.as_bytes());
+    sent.tried(what())?;
+    let mut lines = connection.lines();
+    // The head is there: events are read from now on.
+    loop {
+        let no_head = || Error::unexpected(format!("{}: the answer has no head", what()));
+        let line = lines.next().ok_or_else(no_head)?.tried(what())?;
+        if line.is_empty() {
+            break;
+        }
+    }
+    let (sender, events) = mpsc::channel();
+    thread::spawn(move || {
+        let events = lines.map_while(std::io::Result::ok);
+        for event in events.filter_map(|line| serde_json::from_str(&line).ok()) {
+            if sender.send(event).is_err() {
+                break;
+            }
+        }
+    });
+    Ok(events)
 }
 
 fn connect(socket: &Path) -> Result<BufReader<UnixStream>> {

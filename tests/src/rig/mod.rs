@@ -44,7 +44,7 @@ pub use nested::{
     NESTED, NESTED_CPU_MODEL, NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER,
     NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
 };
-pub use root_disk::{NESTED_DISK, ROOT_WITNESS, root_disk, root_initramfs};
+pub use root_disk::{NESTED_DISK, ROOT_WITNESS, debian_userland, root_disk, root_initramfs};
 pub use saved::{
     SAVED, SAVED_ECHO_PORT, SAVED_FREE, SAVED_ORDER_AT, SAVED_OVER, SavedCount, saved_initramfs,
 };

@@ -10,6 +10,7 @@ while [ ! -b /dev/vda ] && [ "$waited" -lt 100 ]; do
 done
 /bin/busybox mkdir -p /disk
 /bin/busybox mount -t ext4 /dev/vda /disk || echo "FAILED root the disk can't be mounted"
-/bin/busybox umount /dev
+# Its init opens the console there.
+/bin/busybox mount -o move /dev /disk/dev
 /bin/busybox umount /proc
-exec /bin/busybox switch_root /disk /init
+exec /bin/busybox switch_root /disk /sbin/init

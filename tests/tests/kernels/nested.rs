@@ -8,7 +8,7 @@ use slipgate_testbed::{
     rig::{
         Client, Ended, Hardware, Initramfs, Kernel, Machine, NESTED, NESTED_CPU_MODEL, NESTED_DISK,
         NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER, NestedRun, NestedVmm,
-        forbidden_calls, judge, on_path, root_disk, root_initramfs,
+        debian_userland, forbidden_calls, judge, on_path, root_disk, root_initramfs,
     },
     skipped, slipgate,
 };
@@ -51,12 +51,12 @@ fn debian_6_1_under_slipgate_run() {
     judge(&runs).unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// A kernel whose drivers of the disk are modules, as Debian's are, has no root there by itself: with an
-/// initramfs that does nothing but load them it boots from an ext4 file system on a whole disk.
+/// A Debian, its init, shell and tools, from an ext4 file system on a whole disk. Its own kernel, whose drivers of
+/// the disk are modules, has no root there by itself: it takes an initramfs that does nothing but load them.
 #[test]
 fn debian_6_1_boots_from_an_ext4_root() {
     let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
-    let kernel = match kernel_with_mkfs() {
+    let kernel = match kernel_with_root() {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
@@ -72,13 +72,14 @@ fn debian_6_1_boots_from_an_ext4_root() {
 /// make it. No distribution that we know has one.
 const ROOT_KERNEL: &str = "SLIPGATE_ROOT_KERNEL";
 
+/// The same Debian, by `root=` alone.
 #[test]
 fn a_kernel_with_the_disk_built_in_boots_from_it_without_an_initrd() {
     let Some(image) = std::env::var_os(ROOT_KERNEL) else {
         return left_out!("{ROOT_KERNEL} names no kernel");
     };
     let _turn = slipgate_testbed::turns::alone("QEMU without KVM keeps each CPU busy");
-    let kernel = match kernel_with_mkfs() {
+    let kernel = match kernel_with_root() {
         Ok(kernel) => kernel,
         Err(why) => return skipped!("{why}"),
     };
@@ -91,9 +92,10 @@ fn a_kernel_with_the_disk_built_in_boots_from_it_without_an_initrd() {
 }
 
 /// The kernel of the tests here, on a machine that can make their disks, too.
-fn kernel_with_mkfs() -> slipgate_testbed::Result<Kernel> {
+fn kernel_with_root() -> slipgate_testbed::Result<Kernel> {
     Machine::is_possible()?;
     let kernel = Kernel::find("6.1")?;
+    debian_userland()?;
     on_path("mkfs.ext4")?;
     Ok(kernel)
 }

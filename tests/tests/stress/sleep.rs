@@ -1,7 +1,10 @@
 //! A VM that sleeps and wakes at random, with clients that know nothing of it.
+mod paused;
+
 use std::{
     fs,
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
     time::{Duration, Instant},
 };
@@ -114,6 +117,7 @@ fn paced_by_both(net: &NetNs, count: u64, every: Duration, patience: Duration) -
     all.duplicated += by_ipv6.duplicated;
     all.reordered += by_ipv6.reordered;
     all.corrupt += by_ipv6.corrupt;
+    all.missing.extend(by_ipv6.missing);
     all
 }
 
@@ -135,9 +139,21 @@ fn nap_at_random(slipgate: &Slipgate, random: &mut SplitMix64, is_over: &AtomicB
 
 /// Has `work` done while the VM sleeps now and then.
 fn amid_naps<T>(slipgate: &Slipgate, work: impl FnOnce() -> T) -> (Vec<Nap>, T) {
-    let (mut random, is_over) = (random(), AtomicBool::new(false));
+    let mut random = random();
+    amid(
+        |is_over| nap_at_random(slipgate, &mut random, is_over),
+        work,
+    )
+}
+
+/// Has `work` done beside what goes on until it is over.
+fn amid<N: Send, T>(
+    naps: impl FnOnce(&AtomicBool) -> Vec<N> + Send,
+    work: impl FnOnce() -> T,
+) -> (Vec<N>, T) {
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| nap_at_random(slipgate, &mut random, &is_over));
+        let sleeper = scope.spawn(|| naps(&is_over));
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         is_over.store(true, SeqCst);
         let naps = sleeper.join().unwrap();
@@ -184,6 +200,30 @@ fn assert_at_once(connects: &[Connect], naps: &[Nap]) {
     assert!(judged * 2 > connects.len(), "it slept too long for most");
 }
 
+/// So many clients connect, one in each [`INTERVAL`], each to where its number leads, and beside them as many
+/// datagrams come for the forward of UDP.
+fn come(
+    net: &NetNs,
+    clients: u64,
+    leads_to: impl Fn(usize) -> SocketAddr,
+) -> (Vec<Connect>, PacedReport) {
+    std::thread::scope(|scope| {
+        let datagrams = scope.spawn(|| paced_by_both(net, clients, INTERVAL, WAIT));
+        let began = Instant::now();
+        let connects: Vec<_> = (0..clients as u32)
+            .map(|number| {
+                let due = began + INTERVAL * number;
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                let address = leads_to(number as usize);
+                scope.spawn(move || net.run(|| Connect::make(address)))
+            })
+            .collect();
+        let connects = connects.into_iter().map(|one| one.join().unwrap().unwrap());
+        let connects: Vec<_> = connects.collect();
+        (connects, datagrams.join().unwrap())
+    })
+}
+
 #[test]
 fn none_of_those_who_come_for_a_vm_that_sleeps_now_and_then_is_lost() {
     begin!();
@@ -194,20 +234,8 @@ fn none_of_those_who_come_for_a_vm_that_sleeps_now_and_then_is_lost() {
     let books = Books::open(&scene);
     let net = &scene.world.net;
     let (naps, (connects, datagrams)) = amid_naps(&scene.slipgate, || {
-        std::thread::scope(|scope| {
-            let datagrams = scope.spawn(|| paced_by_both(net, clients, INTERVAL, WAIT));
-            let began = Instant::now();
-            let connects: Vec<_> = (0..clients as u32)
-                .map(|number| {
-                    let due = began + INTERVAL * number;
-                    std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                    let http = at(*in_turn(&BOTH_HOSTS, number as usize), 8080);
-                    scope.spawn(move || net.run(|| Connect::make(http)))
-                })
-                .collect();
-            let connects = connects.into_iter().map(|one| one.join().unwrap().unwrap());
-            let connects: Vec<_> = connects.collect();
-            (connects, datagrams.join().unwrap())
+        come(net, clients, |number| {
+            at(*in_turn(&BOTH_HOSTS, number), 8080)
         })
     });
     assert_eq!(
@@ -231,12 +259,17 @@ impl Bounds {
     fn new(sleep: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let text = format!("default = \"allow\"\n[sleep]\n{sleep}\n");
-        fs::write(dir.path().join("policy.toml"), text).unwrap();
-        Self { dir }
+        let bounds = Self { dir };
+        fs::write(bounds.file(), text).unwrap();
+        bounds
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("policy.toml")
     }
 
     fn scene(&self) -> Scene {
-        let file = self.dir.path().join("policy.toml");
+        let file = self.file();
         let mut flags = FORWARDS.to_vec();
         flags.extend(["--policy", file.to_str().unwrap()]);
         scene_of(&flags)

@@ -98,6 +98,25 @@ fn a_host_that_lacks_a_feature_is_refused_with_its_name() {
     assert!(refused.to_string().contains(says), "{refused}");
 }
 
+/// Every template says that the local APIC's timer does not stop, in leaf 6, which CPUs of before 2006 lack.
+#[test]
+fn a_host_whose_cpuid_ends_below_leaf_6_is_refused_for_every_template() {
+    for vendor in [b"GenuineIntel", b"AuthenticAMD"] {
+        let mut old = host(vendor, 0xF4A, 40);
+        old[0].eax = 5;
+        old.retain(|entry| !(6..0x4000_0000).contains(&entry.function));
+        for template in Template::NAMED {
+            let refused = Supported::mocked(&old, true, template).unwrap_err();
+            let refused = refused.to_string();
+            let lacks = "this host's CPU or KVM lacks arat";
+            assert!(refused.starts_with(lacks), "{refused}");
+            assert!(refused.contains(template.name()), "{refused}");
+        }
+        // Without a template it has what its host has.
+        assert!(Supported::mocked(&old, true, Template::Host).is_ok());
+    }
+}
+
 #[test]
 fn a_template_has_what_its_level_needs_and_no_more() {
     let all = host(b"AuthenticAMD", 0xA2_0F10, 48);

@@ -1,5 +1,5 @@
 //! Kernels for tests: Debian's cloud kernels, downloaded and unpacked into `target/kernels/SERIES`
-//! but never installed, a busybox as their userspace, and QEMU to boot them.
+//! but never installed, a busybox and a Debian's programs as their userspace, and QEMU to boot them.
 //!
 //! A Debian release has only some of them. The others are in neighbouring releases of the same
 //! archive.
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::{
     packages::{Lists, scratch_in, unpack},
-    tools,
+    tools, userland,
 };
 use crate::workspace::{Workspace, capture, say};
 
@@ -48,7 +48,7 @@ pub(super) fn find_or_fetch(workspace: &Workspace) -> Result<()> {
     if !folder.join("busybox").is_dir() {
         fetch_busybox(&folder).context("could not fetch busybox")?;
     }
-    Ok(())
+    userland::find_or_fetch(workspace)
 }
 
 fn fetch_busybox(folder: &Path) -> Result<()> {

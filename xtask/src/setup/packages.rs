@@ -38,6 +38,30 @@ pub(super) fn unpack_into(package: &Path, tree: &Path) -> Result<()> {
     capture(dpkg.arg("-x").arg(package).arg(tree)).map(drop)
 }
 
+/// Downloads the packages that `which` finds in this machine's lists, and unpacks all of them into one
+/// directory, which is returned. Lists may lack one, or be older than what the mirror still has: they are
+/// refreshed, once.
+pub(super) fn fetch_unpacked(
+    scratch: &Path,
+    which: impl Fn(&Lists) -> Result<Vec<String>>,
+) -> Result<PathBuf> {
+    let fetch = |scratch: PathBuf| {
+        let lists = Lists::of_this_machine();
+        let tree = scratch.join("tree");
+        for name in which(&lists)? {
+            let into = scratch.join(&name);
+            fs::create_dir_all(&into)?;
+            let package = lists.download(&name, &into)?;
+            unpack_into(&package, &tree)?;
+        }
+        Ok(tree)
+    };
+    fetch(scratch.join("known")).or_else(|_: anyhow::Error| {
+        apt::update()?;
+        fetch(scratch.join("updated"))
+    })
+}
+
 /// Package lists to search: options for apt's programs.
 pub(super) struct Lists(Vec<String>);
 
@@ -90,7 +114,10 @@ impl Lists {
                 .args(["depends", "--important", package]),
         )?;
         let names = listed.lines().map(str::trim_start);
-        let names = names.filter_map(|line| line.strip_prefix("Depends: "));
+        let names = names.filter_map(|line| {
+            line.strip_prefix("Depends: ")
+                .or(line.strip_prefix("PreDepends: "))
+        });
         Ok(names.map(str::to_owned).collect())
     }
 
