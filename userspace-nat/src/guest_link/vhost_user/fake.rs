@@ -1,5 +1,5 @@
-//! A VMM with its guest's driver, for tests: it gives two rings in memory of its own, and may do with
-//! them, and say on its connection, whatever it likes.
+//! A VMM with its guest's driver, for tests: it gives two rings in memory of its own, or four, and may do
+//! with them, and say on its connection, whatever it likes.
 use std::{
     fs::File,
     io::IoSlice,
@@ -41,6 +41,8 @@ pub const CHAINS: u16 = 64;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const RING_LEN: u64 = 0x4000;
+/// Rings for which there is room.
+const RINGS: usize = 4;
 /// Flags of descriptors in a virtqueue.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -65,12 +67,12 @@ pub struct FakeVmm {
     epoll: Epoll,
     listener: OwnedFd,
     socket: Option<OwnedFd>,
-    kicks: [EventFd; 2],
-    calls: [EventFd; 2],
+    kicks: [EventFd; RINGS],
+    calls: [EventFd; RINGS],
     /// Chains made available, by ring.
-    available: [u16; 2],
+    available: [u16; RINGS],
     /// Where rings go on when they are set up; `None`: behind what is available.
-    bases: [Option<u16>; 2],
+    bases: [Option<u16>; RINGS],
 }
 
 impl FakeVmm {
@@ -104,10 +106,10 @@ impl FakeVmm {
             epoll,
             listener,
             socket: None,
-            kicks: [event(), event()],
-            calls: [event(), event()],
-            available: [0; 2],
-            bases: [None; 2],
+            kicks: [(); RINGS].map(|()| event()),
+            calls: [(); RINGS].map(|()| event()),
+            available: [0; RINGS],
+            bases: [None; RINGS],
         };
         vmm.connect();
         vmm
@@ -288,21 +290,27 @@ impl FakeVmm {
 
     /// The descriptor of the memory, and those of kicks and calls, of the receiving ring first.
     pub fn fds(&self) -> [RawFd; 5] {
-        let [rx, tx] = self.kicks.each_ref().map(|it| it.as_fd().as_raw_fd());
-        let [to_rx, to_tx] = self.calls.each_ref().map(|it| it.as_fd().as_raw_fd());
+        let [rx, tx, ..] = self.kicks.each_ref().map(|it| it.as_fd().as_raw_fd());
+        let [to_rx, to_tx, ..] = self.calls.each_ref().map(|it| it.as_fd().as_raw_fd());
         [self.file.as_raw_fd(), rx, tx, to_rx, to_tx]
     }
 
     /// Gives memory and rings, as QEMU does.
     pub fn set_up(&mut self, features: u64) {
-        let [memory, rx, tx, to_rx, to_tx] = self.fds();
+        let [memory, ..] = self.fds();
         self.ask(request::SET_OWNER, &[], &[]);
         self.ask(request::SET_PROTOCOL_FEATURES, &0_u64.to_ne_bytes(), &[]);
         self.ask(request::SET_FEATURES, &features.to_ne_bytes(), &[]);
         let table = [MEMORY, MEMORY_LEN, VMM_AT, 0];
         let table = [&[1_u32.to_ne_bytes(), [0; 4]].concat()[..], &longs(&table)].concat();
         self.ask(request::SET_MEM_TABLE, &table, &[memory]);
-        for (nth, kick, call) in [(RX, rx, to_rx), (TX, tx, to_tx)] {
+        self.give_pair(0);
+    }
+
+    /// Gives a pair of rings.
+    pub fn give_pair(&mut self, pair: usize) {
+        for nth in [2 * pair + RX, 2 * pair + TX] {
+            let [kick, call] = [&self.kicks, &self.calls].map(|of| of[nth].as_fd().as_raw_fd());
             let number = (nth as u32).to_ne_bytes();
             let word = |word: u32| [number, word.to_ne_bytes()].concat();
             let told = longs(&[nth as u64]);
@@ -321,9 +329,9 @@ impl FakeVmm {
 
     /// Has the rings begin anew, as a driver does that is loaded again.
     pub fn clear_rings(&mut self) {
-        self.poke(MEMORY, &[0; 2 * RING_LEN as usize]);
-        self.available = [0; 2];
-        self.bases = [None; 2];
+        self.poke(MEMORY, &[0; RINGS * RING_LEN as usize]);
+        self.available = [0; RINGS];
+        self.bases = [None; RINGS];
     }
 
     /// Stops a ring. Returns where it is to go on, as the link says.

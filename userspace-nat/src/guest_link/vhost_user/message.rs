@@ -43,6 +43,7 @@ pub(super) mod request {
     pub(in super::super) const SET_VRING_ERR: u32 = 14;
     pub(in super::super) const GET_PROTOCOL_FEATURES: u32 = 15;
     pub(in super::super) const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub(in super::super) const GET_QUEUE_NUM: u32 = 17;
     pub(in super::super) const SET_VRING_ENABLE: u32 = 18;
     pub(in super::super) const SEND_RARP: u32 = 19;
     /// Not of the protocol: where slipgate's own VMM reads what the rings have carried.

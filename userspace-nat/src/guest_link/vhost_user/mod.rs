@@ -18,6 +18,10 @@
 //! that breaks the protocol ([`Wrong`]) loses its connection. A driver that breaks a ring loses the ring,
 //! until the VMM sets it up again; a chain that is no frame is counted and given back.
 //!
+//! A VMM may give several pairs of rings, so that each of its guest's CPUs sends by a ring of its own; these
+//! are read in turns. Frames for the guest go by the first pair alone: they are the work of one thread here,
+//! and none overtakes another.
+//!
 //! The queue for the guest is bounded: what its ring has no buffers for waits here; while something
 //! waits, no data is taken from the world's sockets ([`super::GuestLink::room`]), and from [`MOST_QUEUED`]
 //! bytes on a frame is dropped.
@@ -53,7 +57,7 @@ pub use self::message::Wrong;
 use self::{
     message::End,
     ring::{Broken, Put, Taken},
-    session::{RX, TX, Vmm, feature},
+    session::{RX, Vmm, feature},
 };
 use super::{
     accepting::{self, Accepted, Warned},
@@ -271,42 +275,51 @@ impl RingLink {
             return (Packet::Nothing, None);
         };
         let format = vmm.format();
-        let (memory, [_, ring]) = (&vmm.memory, &mut vmm.rings);
-        // What sets it up has it looked at again.
-        let Some(memory) = memory.as_ref().filter(|_| ring.is_running()) else {
-            vmm.has_input = false;
-            return (Packet::Nothing, None);
-        };
-        loop {
-            let packet = match ring.take(format, &memory.guest, into) {
+        let mut without = 0;
+        while let Some(memory) = &vmm.memory
+            && without < vmm.pairs()
+        {
+            let nth = vmm.ring_in_turn();
+            let ring = &mut vmm.rings[nth];
+            // What sets it up has it looked at again.
+            let taken = match ring.is_running() {
+                true => ring.take(format, &memory.guest, into),
+                false => Ok(Taken::Nothing),
+            };
+            let packet = match taken {
                 Ok(Taken::Frame(len, rest)) => {
                     // All headers are here. Behind them `into` still has bytes of an earlier frame, of which
                     // only the number counts here.
                     let (header, frame) = into[..len].split_at_mut(VNET_LEN);
                     let vnet = header.first_chunk().map(VirtioNetHdr::decode);
-                    let Some(vnet) = vnet.and_then(|vnet| sound(vnet, frame)) else {
-                        // What breaks the ring here is counted with the frame.
-                        let _ = rest.map(|rest| ring.finish(&memory.guest, rest));
-                        return (Packet::Malformed(len), None);
-                    };
-                    header.copy_from_slice(&vnet.encode());
-                    ring.counts.frame(frame.len());
-                    return (Packet::Frame(len), rest);
+                    if let Some(vnet) = vnet.and_then(|vnet| sound(vnet, frame)) {
+                        header.copy_from_slice(&vnet.encode());
+                        ring.counts.frame(frame.len());
+                        vmm.open = nth;
+                        vmm.pass_turn(false);
+                        return (Packet::Frame(len), rest);
+                    }
+                    // What breaks the ring here is counted with the frame.
+                    let _ = rest.map(|rest| ring.finish(&memory.guest, rest));
+                    Packet::Malformed(len)
                 }
                 Ok(Taken::Malformed(len)) => Packet::Malformed(len),
-                Ok(Taken::Nothing) if ring.listen(&memory.guest) => continue,
+                Ok(Taken::Nothing) if ring.is_running() && ring.listen(&memory.guest) => continue,
                 Ok(Taken::Nothing) => {
-                    vmm.has_input = false;
-                    Packet::Nothing
+                    without += 1;
+                    vmm.pass_turn(true);
+                    continue;
                 }
                 Err(Broken) => {
-                    vmm.has_input = false;
                     tracing::debug!("the guest's driver has broken its ring");
                     Packet::Malformed(0)
                 }
             };
+            vmm.pass_turn(false);
             return (packet, None);
         }
+        vmm.has_input = false;
+        (Packet::Nothing, None)
     }
 
     /// Is done with the frame that [`RingLink::next`] returned with this rest: the guest has its buffers
@@ -318,10 +331,9 @@ impl RingLink {
         let Some(memory) = &vmm.memory else {
             return Packet::Nothing;
         };
-        match vmm.rings[TX].finish(&memory.guest, rest) {
+        match vmm.rings[vmm.open].finish(&memory.guest, rest) {
             Ok(()) => Packet::Nothing,
             Err(Broken) => {
-                vmm.has_input = false;
                 tracing::debug!("the guest's driver has broken its ring");
                 Packet::Malformed(0)
             }
@@ -415,7 +427,7 @@ impl RingLink {
             return Some(DropReason::StaleVm);
         };
         let format = vmm.format();
-        let (Some(memory), [ring, _]) = (&vmm.memory, &mut vmm.rings) else {
+        let (Some(memory), ring) = (&vmm.memory, &mut vmm.rings[RX]) else {
             return Some(DropReason::StaleVm);
         };
         match ring.put_space(format, &memory.guest, [header, beginning], (space, len)) {
@@ -458,7 +470,7 @@ impl RingLink {
             return true;
         };
         let format = vmm.format();
-        let (Some(memory), [ring, _]) = (&vmm.memory, &mut vmm.rings) else {
+        let (Some(memory), ring) = (&vmm.memory, &mut vmm.rings[RX]) else {
             // It waits until there is one.
             return false;
         };

@@ -238,6 +238,14 @@ fn counts_are_for_slipgates_own_vmm_and_within_its_file() {
 }
 
 #[test]
+fn it_has_one_pair() {
+    let mut vmm = ready(ALL);
+    let third = [2_u32, 64].map(u32::to_ne_bytes).concat();
+    vmm.ask(request::SET_VRING_NUM, &third, &[]);
+    assert_eq!(vmm.wrong, Some(Wrong::Body(request::SET_VRING_NUM)));
+}
+
+#[test]
 fn one_that_has_gone_is_the_last() {
     let mut vmm = ready(ALL);
     vmm.say(&[0xff; 12], &[]);

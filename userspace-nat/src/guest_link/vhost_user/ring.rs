@@ -81,6 +81,7 @@ pub(super) struct Ring {
     is_broken: bool,
     /// Settings for its next start.
     size: u16,
+    /// Where it goes on, as the VMM has told or was told last.
     base: u16,
     /// The VMM's addresses of descriptors, used and available ring.
     at: Option<[u64; 3]>,
@@ -209,9 +210,13 @@ impl Ring {
             .and_then(|()| queue.try_set_avail_ring_address(available))
             .map_err(|_| Wrong::Ring)?;
         queue.set_event_idx(format.event_idx);
-        queue.set_next_avail(self.base);
+        // Whatever was taken was given back, so the ring goes on behind that. What the VMM has told is no
+        // better: Cloud Hypervisor takes the driver's own index when it connects again and when it restores
+        // a guest, and the guest would never get back the buffers that are in the ring by then.
         let used = queue.used_idx(memory, Ordering::Acquire);
-        queue.set_next_used(used.map_err(|_| Wrong::Ring)?.0);
+        self.base = used.map_err(|_| Wrong::Ring)?.0;
+        queue.set_next_avail(self.base);
+        queue.set_next_used(self.base);
         queue.set_ready(true);
         if !queue.is_valid(memory) {
             return Err(Wrong::Ring);

@@ -14,9 +14,14 @@ use super::{
 };
 use crate::port::VNET_LEN;
 
-/// Ring of frames for the guest, and ring of its own.
+/// Ring of frames for the guest, and ring of its own: the first pair. The others are behind it in the same
+/// order.
 pub(super) const RX: usize = 0;
 pub(super) const TX: usize = 1;
+/// Pairs of rings that a VMM may give.
+pub(super) const MOST_PAIRS: usize = 16;
+/// Frames that are read of a ring before the next pair's has its turn.
+const IN_A_ROW: usize = 16;
 
 /// Features (virtio 1.2, sections 5.1.3 and 6; vhost-user), by bit.
 pub(super) mod feature {
@@ -27,6 +32,10 @@ pub(super) mod feature {
     pub(in super::super) const HOST_TSO4: u64 = 1 << 11;
     pub(in super::super) const HOST_TSO6: u64 = 1 << 12;
     pub(in super::super) const MRG_RXBUF: u64 = 1 << 15;
+    /// The VMM's own affair, which serves the control queue: some offer their guest both only if the engine
+    /// does.
+    pub(in super::super) const CTRL_VQ: u64 = 1 << 17;
+    pub(in super::super) const MQ: u64 = 1 << 22;
     pub(in super::super) const INDIRECT_DESC: u64 = 1 << 28;
     pub(in super::super) const EVENT_IDX: u64 = 1 << 29;
     pub(in super::super) const PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -42,6 +51,8 @@ pub(super) mod feature {
         | HOST_TSO4
         | HOST_TSO6
         | MRG_RXBUF
+        | CTRL_VQ
+        | MQ
         | INDIRECT_DESC
         | EVENT_IDX
         | PROTOCOL_FEATURES
@@ -49,8 +60,11 @@ pub(super) mod feature {
         | GUEST_USO4
         | GUEST_USO6
         | HOST_USO;
-    /// Protocol feature: a request may ask for an answer.
+    /// Protocol features: the VMM may ask how many pairs there may be, and a request for an answer.
+    pub(in super::super) const PROTOCOL_MQ: u64 = 1 << 0;
     pub(in super::super) const REPLY_ACK: u64 = 1 << 3;
+    /// All of the protocol that are offered.
+    pub(in super::super) const PROTOCOL: u64 = PROTOCOL_MQ | REPLY_ACK;
 }
 
 /// A connected VMM, and what it has told of its guest.
@@ -61,8 +75,14 @@ pub(super) struct Vmm {
     pub(super) features: u64,
     protocol: u64,
     pub(super) memory: Option<Memory>,
-    pub(super) rings: [Ring; 2],
-    /// Whether the guest's ring may have frames of which no kick tells.
+    /// The first pair, and those of which the VMM has told.
+    pub(super) rings: Vec<Ring>,
+    /// Pair whose turn it is that its frames are read, and how many were in a row.
+    turn: usize,
+    in_a_row: usize,
+    /// Ring of the frame whose rest was not copied.
+    pub(super) open: usize,
+    /// Whether the guest's rings may have frames of which no kick tells.
     pub(super) has_input: bool,
     /// Kicks that have come.
     pub(super) kicks: u64,
@@ -87,7 +107,10 @@ impl Vmm {
             features: 0,
             protocol: 0,
             memory: None,
-            rings: Default::default(),
+            rings: vec![Ring::default(), Ring::default()],
+            turn: 0,
+            in_a_row: 0,
+            open: TX,
             has_input: false,
             kicks: 0,
             is_own: false,
@@ -143,6 +166,25 @@ impl Vmm {
         let _ = epoll.delete(self.connection.socket());
     }
 
+    /// Pairs of rings.
+    pub(super) fn pairs(&self) -> usize {
+        self.rings.len() / 2
+    }
+
+    /// The ring of the guest's frames whose turn it is.
+    pub(super) fn ring_in_turn(&self) -> usize {
+        2 * self.turn + TX
+    }
+
+    /// Has the next pair have its turn, at once or when this one has had enough of them.
+    pub(super) fn pass_turn(&mut self, at_once: bool) {
+        self.in_a_row += 1;
+        if at_once || self.in_a_row >= IN_A_ROW {
+            self.turn = (self.turn + 1) % self.pairs();
+            self.in_a_row = 0;
+        }
+    }
+
     pub(super) fn format(&self) -> Format {
         let has = |feature| self.features & feature != 0;
         // virtio 1.2, section 5.1.6.1.
@@ -191,7 +233,9 @@ impl Vmm {
         let long = |value: u64| Ok(Some(value.to_ne_bytes().to_vec()));
         match number {
             request::GET_FEATURES => return long(feature::ALL),
-            request::GET_PROTOCOL_FEATURES => return long(feature::REPLY_ACK),
+            request::GET_PROTOCOL_FEATURES => return long(feature::PROTOCOL),
+            // QEMU takes it for pairs, Cloud Hypervisor for rings.
+            request::GET_QUEUE_NUM => return long(MOST_PAIRS as u64),
             request::SET_FEATURES => {
                 let [features] = message.longs(0)?;
                 if features & !feature::ALL != 0 {
@@ -203,12 +247,12 @@ impl Vmm {
             }
             request::SET_PROTOCOL_FEATURES => {
                 let [features] = message.longs(0)?;
-                self.protocol = features & feature::REPLY_ACK;
+                self.protocol = features & feature::PROTOCOL;
             }
             // There is one owner, and packets tell other hosts where a guest is.
             request::SET_OWNER | request::SEND_RARP => {}
             request::RESET_OWNER => {
-                for nth in [RX, TX] {
+                for nth in 0..self.rings.len() {
                     self.stop(nth, epoll);
                 }
                 self.has_driver = false;
@@ -216,7 +260,7 @@ impl Vmm {
             }
             request::SET_MEM_TABLE => {
                 self.memory = Some(Memory::map(message, self.is_own)?);
-                for nth in [RX, TX] {
+                for nth in 0..self.rings.len() {
                     if self.rings[nth].kick.is_some() {
                         self.restart(nth)?;
                     }
@@ -304,9 +348,16 @@ impl Vmm {
         Ok((nth as usize, fd))
     }
 
+    /// The ring of this number, with which its pair begins to be.
     fn ring(&mut self, nth: u32, request: u32) -> Result<&mut Ring, Wrong> {
-        let ring = self.rings.get_mut(nth as usize);
-        ring.ok_or(Wrong::Body(request))
+        let nth = nth as usize;
+        let most = if self.is_own { 1 } else { MOST_PAIRS };
+        if nth >= 2 * most {
+            return Err(Wrong::Body(request));
+        }
+        let rings = self.rings.len().max(2 * (nth / 2 + 1));
+        self.rings.resize_with(rings, Ring::default);
+        Ok(&mut self.rings[nth])
     }
 
     /// Starts a ring, or has it go on in other memory.

@@ -355,6 +355,105 @@ fn a_ring_goes_on_where_it_was() {
     assert!(vmm.calls(TX) > 0);
 }
 
+/// Cloud Hypervisor takes the driver's own index for where a ring goes on, when it connects again and when
+/// it restores a guest.
+#[test]
+fn buffers_that_are_in_a_ring_stay_whatever_the_vmm_says() {
+    let mut vmm = ready(ALL);
+    let frame = tcp(100);
+    let bytes = in_buffers(&frame, 0);
+    let mut into = vec![0; MAX_FRAME];
+    for nth in 0..3 {
+        let at = BUFFERS + 0x1000 * u64::from(nth);
+        vmm.make_available(RX, nth, &[(at, 0x1000, true)]);
+    }
+    assert_eq!(vmm.link.send(&frame), None);
+    vmm.turn();
+    assert_eq!(vmm.used(RX).len(), 1);
+    vmm.connect();
+    vmm.poke(BUFFERS + 0x8000, &bytes);
+    vmm.make_available(TX, 0, &[(BUFFERS + 0x8000, bytes.len() as u32, false)]);
+    vmm.set_up(ALL);
+    for _ in 0..2 {
+        assert_eq!(vmm.link.send(&frame), None);
+    }
+    assert!(vmm.turn().is_empty());
+    let heads: Vec<_> = vmm.used(RX).into_iter().map(|(head, _)| head).collect();
+    assert_eq!(heads, [0, 1, 2]);
+    assert_eq!(vmm.next(&mut into), Packet::Frame(frame.len()));
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
+}
+
+#[test]
+fn the_rings_of_several_pairs_are_read_in_turns_and_those_for_the_guest_by_the_first() {
+    let mut vmm = ready(ALL);
+    vmm.ask(request::GET_QUEUE_NUM, &[], &[]);
+    let most = [17_u32, 5, 8, 16, 0].map(u32::to_ne_bytes).concat();
+    assert_eq!(vmm.answers(), most);
+    vmm.give_pair(1);
+    assert_eq!(vmm.wrong, None);
+    let mut into = vec![0; MAX_FRAME];
+    const EACH: u16 = 40;
+    for (nth, len) in [(TX, 100), (TX + 2, 200)] {
+        let bytes = in_buffers(&tcp(len), 0);
+        let at = BUFFERS + 0x1000 * nth as u64;
+        vmm.poke(at, &bytes);
+        for first in 0..EACH {
+            vmm.make_available(nth, first, &[(at, bytes.len() as u32, false)]);
+        }
+    }
+    vmm.kick(TX + 2);
+    let (short, long) = (tcp(100).len(), tcp(200).len());
+    let mut read = Vec::new();
+    while let Packet::Frame(len) = vmm.next(&mut into) {
+        assert!(len == short || len == long);
+        read.push(len);
+    }
+    let of = |read: &[usize], len| read.iter().filter(|it| **it == len).count();
+    assert_eq!((of(&read, short), of(&read, long)), (40, 40));
+    // Neither waits for the other's end.
+    assert!(
+        of(&read[..32], short) >= 8 && of(&read[..32], long) >= 8,
+        "{read:?}"
+    );
+    vmm.turn();
+    for nth in [TX, TX + 2] {
+        assert_eq!(vmm.used(nth).len(), usize::from(EACH));
+        assert!(vmm.calls(nth) > 0);
+    }
+    // A rest of the second pair's ring goes back to that.
+    let frame = tcp(50_000);
+    vmm.poke(BUFFERS, &in_buffers(&frame, 0));
+    vmm.make_available(TX + 2, 0, &[(BUFFERS, frame.len() as u32 + 2, false)]);
+    vmm.kick(TX + 2);
+    assert_eq!(vmm.next(&mut into), Packet::Frame(frame.len()));
+    assert_eq!(into[..frame.len()], frame);
+    assert_eq!(vmm.used(TX + 2).len(), usize::from(EACH) + 1);
+    // Frames for the guest are all in the first pair's ring, where it has given buffers in both.
+    for nth in [RX, RX + 2] {
+        for first in 0..2 {
+            let at = BUFFERS + 0x1000 * (2 * nth as u64 + u64::from(first));
+            vmm.make_available(nth, first, &[(at, 0x1000, true)]);
+        }
+        vmm.kick(nth);
+    }
+    for _ in 0..2 {
+        assert_eq!(vmm.link.send(&tcp(100)), None);
+    }
+    assert!(vmm.turn().is_empty());
+    assert_eq!((vmm.used(RX).len(), vmm.used(RX + 2).len()), (2, 0));
+    // A ring that is broken is its own loss.
+    vmm.make_available(TX, 0, &[(MEMORY + MEMORY_LEN, 100, false)]);
+    vmm.kick(TX);
+    assert_eq!(vmm.next(&mut into), Packet::Malformed(0));
+    vmm.poke(BUFFERS, &in_buffers(&tcp(100), 0));
+    vmm.make_available(TX + 2, 1, &[(BUFFERS, short as u32 + 2, false)]);
+    vmm.kick(TX + 2);
+    assert_eq!(vmm.next(&mut into), Packet::Frame(short));
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
+    assert!(!vmm.link.has_input());
+}
+
 #[test]
 fn a_driver_that_lies_loses_its_ring_only() {
     let far = MEMORY + MEMORY_LEN;
@@ -471,15 +570,15 @@ fn a_vmm_that_lies_loses_its_connection() {
     }
     refused(request::SET_VRING_NUM, &word(0, 3), 0, Wrong::Ring);
     refused(request::SET_VRING_NUM, &word(0, 0), 0, Wrong::Ring);
-    refused(request::SET_VRING_NUM, &word(2, 64), 0, Wrong::Body(8));
+    refused(request::SET_VRING_NUM, &word(32, 64), 0, Wrong::Body(8));
     refused(request::SET_VRING_BASE, &word(0, 1 << 16), 0, Wrong::Ring);
-    refused(request::GET_VRING_BASE, &word(2, 0), 0, Wrong::Body(11));
+    refused(request::GET_VRING_BASE, &word(32, 0), 0, Wrong::Body(11));
     // A file tells of nothing; nor does none.
     refused(request::SET_VRING_KICK, &long(0), 1, Wrong::Kick);
     refused(request::SET_VRING_KICK, &long(1 << 8), 0, Wrong::Kick);
     refused(request::SET_VRING_KICK, &long(0), 0, Wrong::Descriptors(12));
     refused(request::SET_VRING_KICK, &long(0), 2, Wrong::Descriptors(12));
-    refused(request::SET_VRING_CALL, &long(9), 1, Wrong::Body(13));
+    refused(request::SET_VRING_CALL, &long(33), 1, Wrong::Body(13));
 
     // Rings elsewhere.
     for at in [0, 8, u64::MAX - 3] {
