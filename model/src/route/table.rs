@@ -195,7 +195,7 @@ impl RouteTable {
 
     /// Whether one of the host's addresses is in this prefix, whether or not it may be used.
     pub fn has_address_in(&self, prefix: Ipv6Net) -> bool {
-        let (first, last) = (prefix.network().into(), prefix.broadcast().into());
+        let [first, last] = [prefix.network(), prefix.broadcast()].map(IpAddr::from);
         [&self.own, &self.unusable].into_iter().any(|sorted| {
             let at = sorted.partition_point(|own: &IpAddr| *own < first);
             sorted.get(at).is_some_and(|own| *own <= last)

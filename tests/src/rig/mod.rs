@@ -41,8 +41,8 @@ pub(crate) use machine::wait;
 pub use machine::{Ended, Hardware, Machine};
 pub use moved::{MOVED_PLAN, Move, MoveStep, moved_plan};
 pub use nested::{
-    NESTED, NESTED_CPU_MODEL, NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER,
-    NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
+    NESTED, NESTED_CPU_MODEL, NESTED_CPUS, NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER,
+    NESTED_OUTER, NestedEnd, NestedRun, NestedTraces, NestedVmm, judge,
 };
 pub use root_disk::{NESTED_DISK, ROOT_WITNESS, debian_userland, root_disk, root_initramfs};
 pub use saved::{

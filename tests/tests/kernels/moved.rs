@@ -9,8 +9,8 @@ use std::{
 
 use slipgate_testbed::{
     rig::{
-        Client, Hardware, Initramfs, Kernel, MOVED_PLAN, Machine, Move, MoveStep, NESTED_MODULES,
-        NESTED_OUTER, SAVED, forbidden_calls, moved_plan, on_path, saved_initramfs,
+        Client, Hardware, Initramfs, Kernel, MOVED_PLAN, Machine, Move, MoveStep, NESTED_CPUS,
+        NESTED_MODULES, NESTED_OUTER, SAVED, forbidden_calls, moved_plan, on_path, saved_initramfs,
     },
     skipped, slipgate,
 };
@@ -109,7 +109,7 @@ impl Hosts<'_> {
             parameters: NESTED_OUTER,
             timeout: TIMEOUT * u32::try_from(steps.len()).unwrap(),
             hardware: Hardware {
-                cpus: 2,
+                cpus: NESTED_CPUS,
                 cpu_model,
                 memory_mib: 2048,
                 devices: &["-drive".to_owned(), drive],

@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, io::Write};
 use slipgate_testbed::{
     left_out,
     rig::{
-        Client, Ended, Hardware, Initramfs, Kernel, Machine, NESTED, NESTED_CPU_MODEL, NESTED_DISK,
-        NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER, NestedRun, NestedVmm,
-        debian_userland, forbidden_calls, judge, on_path, root_disk, root_initramfs,
+        Client, Ended, Hardware, Initramfs, Kernel, Machine, NESTED, NESTED_CPU_MODEL, NESTED_CPUS,
+        NESTED_DISK, NESTED_FIRMWARE, NESTED_MODULES, NESTED_ORDER, NESTED_OUTER, NestedRun,
+        NestedVmm, debian_userland, forbidden_calls, judge, on_path, root_disk, root_initramfs,
     },
     skipped, slipgate,
 };
@@ -212,7 +212,7 @@ fn boot(kernel: &Kernel, inner: &Inner, order: &[NestedVmm]) -> Ended {
         parameters: NESTED_OUTER,
         timeout: TIMEOUT * u32::try_from(order.len()).unwrap(),
         hardware: Hardware {
-            cpus: 2,
+            cpus: NESTED_CPUS,
             cpu_model: NESTED_CPU_MODEL,
             memory_mib: 2048,
             ..Default::default()

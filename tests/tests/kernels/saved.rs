@@ -2,8 +2,8 @@
 //! a machine with SVM, Debian's 6.1 runs on it and has KVM, and under that runs another Debian kernel.
 use slipgate_testbed::{
     rig::{
-        Client, Hardware, Initramfs, Kernel, Machine, NESTED_CPU_MODEL, NESTED_MODULES,
-        NESTED_OUTER, SAVED, forbidden_calls, on_path, saved_initramfs,
+        Client, Hardware, Initramfs, Kernel, Machine, NESTED_CPU_MODEL, NESTED_CPUS,
+        NESTED_MODULES, NESTED_OUTER, SAVED, forbidden_calls, on_path, saved_initramfs,
     },
     skipped, slipgate,
 };
@@ -47,7 +47,7 @@ fn is_saved_and_restored(series: &str, has_generation: bool) {
         // Two guests, one after the other.
         timeout: 2 * TIMEOUT,
         hardware: Hardware {
-            cpus: 2,
+            cpus: NESTED_CPUS,
             cpu_model: NESTED_CPU_MODEL,
             memory_mib: 2048,
             ..Default::default()

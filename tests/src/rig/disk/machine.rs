@@ -8,7 +8,7 @@ use super::{DiskMeasured, DiskVmm, DiskWork, disk_guest_initramfs};
 use crate::{
     error::{Error, Result, Tried},
     rig::{
-        Ended, Hardware, Initramfs, Kernel, Machine, NESTED_CPU_MODEL, NESTED_MODULES,
+        Ended, Hardware, Initramfs, Kernel, Machine, NESTED_CPU_MODEL, NESTED_CPUS, NESTED_MODULES,
         NESTED_OUTER, on_path,
     },
 };
@@ -77,7 +77,7 @@ impl DiskRig<'_> {
             parameters: NESTED_OUTER,
             timeout: BOOT + (BOOT + plan.work.lasts()) * guests,
             hardware: Hardware {
-                cpus: 2,
+                cpus: NESTED_CPUS,
                 cpu_model: NESTED_CPU_MODEL,
                 memory_mib: 2048,
                 ..Hardware::default()
