@@ -446,6 +446,8 @@ fn a_vms_forwards_are_put_patched_and_refused_by_http(cell: Cell) {
     let address = |port| at(cell.host(), port);
     let net = &stand.world.net;
     let mut stream = net.run(|| tcp::connect(address(8080), WAIT)).unwrap();
+    // With the address that it has shown.
+    let (_, vm) = stand.ask("GET", "/v1/vms/a", None);
     assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)), (200, vm));
     EchoSession::new(&mut stream).round(1_000).unwrap();
     assert_eq!(echo.peers().len(), 1);

@@ -78,6 +78,8 @@ fn a_vms_tap_is_passed_as_a_descriptor(cell: Cell) {
     let (status, vm) = put(&stand, "api.sock", "a", &[tap_of(&guests[0])]);
     assert_eq!((status, &vm["tap"]), (201, &json!("tap0")), "{vm}");
     assert!(reaches(&guests[0]));
+    // With the address that it has shown.
+    let (_, vm) = stand.ask("GET", "/v1/vms/a", None);
     assert_eq!(
         put(&stand, "api.sock", "a", &[tap_of(&guests[0])]),
         (200, vm)
