@@ -254,7 +254,6 @@ fn set_budget(rig: &Rig, [tx, rx]: [u64; 2], at_end: AtEnd) {
             per_day: false,
             at_end,
         },
-        ..VmRates::default()
     };
     rig.kernel.borrow().set_rates(1, rates);
 }
