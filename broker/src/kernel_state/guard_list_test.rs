@@ -13,7 +13,7 @@ fn prefixes_of_both_families_come_and_go_by_their_policys_number() {
     let (memory, _owner) = InMemory::open(paths, Sizes::of_slots(1_024)).unwrap();
     let maps = &memory.maps;
     let deny = |text: &str| Rule::parse(Action::Deny, text).unwrap();
-    let rules = ["192.0.2.0/24", "2001:db8:bad::/48", "2001:db8::1:443"].map(deny);
+    let rules = ["192.0.2.0/24", "2001:db8:bad::/48", "[2001:db8::1]:443"].map(deny);
     let policy = Policy::new(Action::Allow, Vec::from(rules));
     for number in [6, 7] {
         for (key, rule) in denied(&policy, number) {

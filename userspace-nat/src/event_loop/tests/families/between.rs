@@ -167,6 +167,8 @@ fn while_the_host_has_an_address_in_a_prefix_its_ports_are_shut_to_guests_too() 
     add_addresses(&mut network, [IpAddr::V6(HOSTS)].into_iter());
     rig.engine.set_network(&network);
     rig.pass(SECOND_NS);
+    // Advertisements of the router.
+    rig.at_guest();
     for opener in [syn(elsewhere, TWO, 7), udp(elsewhere, TWO, b"z")] {
         rig.guest(1, &opener);
         assert!(rig.at_guest().iter().all(|(vm, _)| *vm != 102));
