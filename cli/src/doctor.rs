@@ -3,27 +3,42 @@
 mod host_nat;
 #[cfg(target_arch = "x86_64")]
 mod jail;
+mod machines;
+mod network;
 mod places;
+mod served;
 mod user_mode;
 
-#[cfg(target_arch = "x86_64")]
-use std::os::fd::OwnedFd;
-use std::{fmt::Display, fs, net::SocketAddr, path::Path, process::ExitCode};
+use std::{fmt::Display, process::ExitCode};
 
 use serde::Serialize;
-use slipgate_abi::portframe::PORT_DEVICE;
-#[cfg(target_arch = "x86_64")]
-use slipgate_broker::host::kvm::{self, KvmUnavailable};
-use slipgate_broker::host::{self, hybrid, offers_tso};
-use slipgate_control::{
-    Network, NetworkWatch, ReadOnlyMaps, Sizes, host::HostFacts, object, probe,
-};
-use slipgate_policy::parse_resolv_conf;
+use slipgate_broker::host::hybrid;
+use slipgate_control::{Network, host::HostFacts, object, probe};
 
 use self::host_nat::Planned;
-#[cfg(target_arch = "x86_64")]
-use crate::role::vmm;
-use crate::{args::DoctorArgs, brokers, show};
+use crate::{args::DoctorArgs, show};
+
+/// Runs `slipgate doctor`. 0: everything needed is there.
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let planned = Planned::parse(args)?;
+    let statuses = host_nat::ask_brokers(&args.pin_dir);
+    let mut findings = examine(args.uplink.as_deref(), |facts, network, uplink| {
+        host_nat::found(&planned, &statuses, facts, (network, uplink))
+    });
+    findings.extend(served::found(&args.pin_dir));
+    findings.extend(places::found(&args.pin_dir));
+    let missing = findings.iter().any(|f| f.state == State::Missing);
+    if args.json {
+        show::print_once(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?;
+    } else {
+        show::print_once(&report(&findings))?;
+    }
+    Ok(if missing {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
 
 /// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -63,29 +78,6 @@ impl Finding {
     }
 }
 
-/// Runs `slipgate doctor`. 0: everything needed is there.
-pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let planned = Planned::parse(args)?;
-    let statuses = host_nat::ask_brokers(&args.pin_dir);
-    let mut findings = examine(args.uplink.as_deref(), |facts, network, uplink| {
-        host_nat::found(&planned, &statuses, facts, (network, uplink))
-    });
-    findings.push(attached(&args.pin_dir));
-    findings.extend(room_found(&args.pin_dir));
-    findings.extend(places::found(&args.pin_dir));
-    let missing = findings.iter().any(|f| f.state == State::Missing);
-    if args.json {
-        show::print_once(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?;
-    } else {
-        show::print_once(&report(&findings))?;
-    }
-    Ok(if missing {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
-}
-
 /// `host_nat`: reports on the host's own NAT.
 fn examine(
     uplink: Option<&str>,
@@ -117,15 +109,12 @@ fn examine(
         State::Note,
         object::bytes(true).err(),
     ));
-    findings.extend(vmm_found());
+    findings.extend(machines::found());
     findings.extend(user_mode::found());
     let facts = HostFacts::read();
-    findings.extend(network_found(uplink, |network| {
+    findings.extend(network::found(uplink, &facts, |network| {
         host_nat(&facts, network, uplink)
     }));
-    let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    findings.push(resolvers_found(&parse_resolv_conf(&resolv_conf)));
-    findings.extend(host_found(&facts));
     findings
 }
 
@@ -134,69 +123,6 @@ fn stub_found<E: Display>(what: &str, state: State, error: Option<E>) -> Option<
     let error = error?;
     let remedy = "build it by `cargo xtask build`";
     Some(Finding::ok(what, error.to_string()).with(state, remedy))
-}
-
-/// Reports on the resolvers that answer guests' questions unless `--dns` names others.
-fn resolvers_found(resolvers: &[SocketAddr]) -> Finding {
-    let what = "resolver";
-    let (mut usable, mut problems) = (Vec::new(), Vec::new());
-    for resolver in resolvers {
-        match host::resolver_problem(*resolver) {
-            None => usable.push(resolver.to_string()),
-            Some(problem) => problems.push(problem),
-        }
-    }
-    if !usable.is_empty() {
-        return Finding::ok(what, usable.join(", "));
-    }
-    let found = match problems.is_empty() {
-        true => "/etc/resolv.conf names none that can be asked (those of a link, fe80::/10, can't)"
-            .into(),
-        false => problems.join("; "),
-    };
-    let remedy = "guests' questions will fail: give --dns a resolver that can be reached from here";
-    Finding::ok(what, found).with(State::Note, remedy)
-}
-
-/// Reports on what only `slipgate run` needs.
-#[cfg(target_arch = "x86_64")]
-fn vmm_found() -> Vec<Finding> {
-    let mut findings = vec![kvm_found(kvm::open().map(Into::into))];
-    let guest = vmm::built_in_guest().err();
-    findings.extend(stub_found("guest", State::Note, guest));
-    findings.push(jail::found());
-    findings
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn vmm_found() -> Vec<Finding> {
-    let found = format!("not used on {}", std::env::consts::ARCH);
-    vec![Finding::ok("KVM", found).with(State::Note, crate::NO_VMM)]
-}
-
-/// Reports on KVM, which only `slipgate run` needs.
-#[cfg(target_arch = "x86_64")]
-fn kvm_found(opened: Result<OwnedFd, KvmUnavailable>) -> Finding {
-    const FOR: &str = "for `slipgate run` only";
-    let what = "KVM";
-    let fd = match opened {
-        Ok(fd) => fd,
-        Err(e) => {
-            let found = format!("/dev/kvm can't be opened: {}", e.why);
-            return Finding::ok(what, found).with(State::Note, format!("{FOR}: {}", e.remedy));
-        }
-    };
-    match slipgate_vmm::kvm::check(fd) {
-        Ok(checked) if checked.filters_registers => {
-            Finding::ok(what, "/dev/kvm, with all that `slipgate run` needs")
-        }
-        Ok(_) => Finding::ok(what, "/dev/kvm, without a filter for registers").with(
-            State::Note,
-            "for `slipgate run` only: guests can use registers of features that they are not \
-             offered; Linux 5.10 and newer keep these from them",
-        ),
-        Err(e) => Finding::ok(what, e.to_string()).with(State::Note, FOR),
-    }
 }
 
 /// EPERM and EACCES, as the standard library shows them.
@@ -215,157 +141,6 @@ fn capabilities() -> Finding {
         State::Missing,
         "run as root: pins and locks are in directories of root's",
     )
-}
-
-/// Reports whether a slipgate serves VMs here already.
-fn attached(pin_dir: &Path) -> Finding {
-    let what = "attached";
-    let found = match brokers::paths(pin_dir).map(|paths| paths.pin_dir.try_exists()) {
-        Ok(Ok(true)) => "yes: `slipgate stats` shows what",
-        Ok(Ok(false)) => "nothing in this network namespace",
-        Ok(Err(_)) | Err(_) => "unknown: pins are for root",
-    };
-    Finding::ok(what, found)
-}
-
-/// Reports how much room the maps have, where they are and can be read.
-fn room_found(pin_dir: &Path) -> Option<Finding> {
-    let paths = brokers::paths(pin_dir).ok()?;
-    let maps = ReadOnlyMaps::open_pinned(&paths.pin_dir).ok()?;
-    Some(room(
-        maps.sizes(),
-        maps.vms().count(),
-        maps.rules_held(),
-        maps.flows().count(),
-    ))
-}
-
-/// `held`: elements of `RULES` that hold a rule, in force or not.
-fn room(sizes: Sizes, vms: usize, held: usize, flows: usize) -> Finding {
-    let found = format!(
-        "{vms} of {} VMs, {held} of {} places for rules used so far, {flows} of {} flows",
-        sizes.vms, sizes.rules, sizes.slots
-    );
-    let finding = Finding::ok("room", found);
-    let nearly = |used: usize, most: u32| used >= most as usize / 8 * 7;
-    let flags = match (nearly(vms, sizes.vms), nearly(flows, sizes.slots)) {
-        (false, false) => return finding,
-        (true, false) => "--max-vms",
-        (false, true) => "--flow-table",
-        (true, true) => "--max-vms and --flow-table",
-    };
-    let remedy = format!(
-        "nearly full: give {flags} more, which takes effect when no slipgate process and no flow is \
-         left here, or serve further VMs in another network namespace"
-    );
-    finding.with(State::Note, remedy)
-}
-
-fn network_found(
-    given: Option<&str>,
-    host_nat: impl FnOnce(&Network) -> Vec<Finding>,
-) -> Vec<Finding> {
-    let what = "uplink";
-    let watch = match NetworkWatch::open() {
-        Ok(watch) => watch,
-        Err(e) => {
-            return vec![
-                Finding::ok(what, e.to_string())
-                    .with(State::Missing, "give the process netlink sockets"),
-            ];
-        }
-    };
-    let network = watch.network();
-    let mut findings = uplink_found(network, given);
-    findings.extend(taps_found(network));
-    findings.extend(host_nat(network));
-    findings
-}
-
-/// Reports which VMMs can open the TAPs that are there. Engine ports are slipgate's own.
-fn taps_found(network: &Network) -> impl Iterator<Item = Finding> {
-    let links = network.links.values();
-    let of_guests = links.filter(|link| !link.name.starts_with(PORT_DEVICE));
-    let hints = host::tap_hints(of_guests).into_iter();
-    hints.map(|hint| Finding::ok("TAPs", hint))
-}
-
-fn uplink_found(network: &Network, given: Option<&str>) -> Vec<Finding> {
-    let what = "uplink";
-    let link = match given {
-        Some(name) => network.link_by_name(name),
-        None => network.default_uplink(),
-    };
-    match (link, given) {
-        (Some(link), _) if link.loopback => {
-            let found = format!("{} is the loopback device, which leads nowhere", link.name);
-            let remedy = "give --uplink the device that leads to the world";
-            vec![Finding::ok(what, found).with(State::Missing, remedy)]
-        }
-        (Some(link), _) => {
-            let up = if link.up { "up" } else { "down" };
-            let found = format!("{}, {up}, MTU {}", link.name, link.mtu);
-            let uplink = if link.up {
-                Finding::ok(what, found)
-            } else {
-                let remedy = format!("bring it up: ip link set {} up", link.name);
-                Finding::ok(what, found).with(State::Missing, remedy)
-            };
-            let mut findings = vec![uplink, offloads(&link.name)];
-            findings.extend(host::big_tcp_problem(link).map(|problem| {
-                let remedy = "of no concern to guests without IPv6";
-                Finding::ok("IPv6", problem).with(State::Note, remedy)
-            }));
-            findings
-        }
-        (None, Some(name)) => vec![
-            Finding::ok(what, format!("there is no device {name}")).with(
-                State::Missing,
-                "give --uplink a device that `ip link` shows",
-            ),
-        ],
-        (None, None) => vec![Finding::ok(what, "no default route").with(
-            State::Missing,
-            "add a default route, or name the device that leads to the world with --uplink",
-        )],
-    }
-}
-
-/// Whether a guest's large frames leave the uplink whole.
-fn offloads(device: &str) -> Finding {
-    let what = "offloads";
-    match offers_tso(device) {
-        Ok(true) => Finding::ok(what, format!("{device} segments large frames itself")),
-        Ok(false) => Finding::ok(what, format!("{device} has no TCP segmentation")).with(
-            State::Note,
-            format!("the kernel cuts large frames for it; try: ethtool -K {device} tso on"),
-        ),
-        Err(e) => Finding::ok(what, format!("{device} does not say: {e}")),
-    }
-}
-
-fn host_found(facts: &HostFacts) -> Vec<Finding> {
-    let forwarding = match facts.ip_forward {
-        Some(true) => "on; slipgate needs none",
-        Some(false) => "off; slipgate needs none",
-        None => "unknown",
-    };
-    let mut findings = vec![Finding::ok("forwarding", forwarding)];
-    let bypassed = facts.bypassed();
-    if bypassed.is_empty() {
-        let found = match facts.forward_chains {
-            Some(_) => "no rules for forwarded packets, no IPsec",
-            None => "unknown: seeing it needs CAP_NET_ADMIN",
-        };
-        findings.push(Finding::ok("firewall", found));
-    }
-    findings.extend(bypassed.into_iter().map(|warning| {
-        Finding::ok("firewall", warning).with(
-            State::Note,
-            "say what guests may reach with --allow and --deny",
-        )
-    }));
-    findings
 }
 
 fn report(findings: &[Finding]) -> String {
