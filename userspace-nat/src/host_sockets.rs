@@ -51,8 +51,12 @@ use self::{
 /// Descriptors that flows leave for other things.
 pub const KEPT: u64 = 64;
 
-/// Kinds of sockets: TCP, UDP and ICMP, each of two families.
-const KINDS: usize = 6;
+/// Kinds of sockets: TCP, UDP, ICMP, and UDP for a shared port, each of two families.
+const KINDS: usize = 8;
+/// The last of these, in IPv4.
+const STRANGERS: usize = 3;
+/// From a kind in IPv4 to that in IPv6.
+const IPV6: usize = 4;
 /// Sockets at most that were claimed and that no packet has taken yet.
 const MOST_CLAIMED: usize = 16;
 
@@ -61,7 +65,7 @@ const MOST_CLAIMED: usize = 16;
 pub struct HostSockets {
     /// Descriptors that the process may have.
     most: u64,
-    /// One of each kind at most.
+    /// One of each kind at most, ready.
     made: RefCell<[Option<OwnedFd>; KINDS]>,
     /// What was taken last.
     taken: Cell<Option<(IpAddr, Protocol)>>,
@@ -164,17 +168,22 @@ impl HostSockets {
         let Ok(mut made) = self.made.try_borrow_mut() else {
             return false;
         };
-        let place = &mut made[kind_of(remote, protocol)];
-        if place.is_some() {
-            return false;
-        }
-        match self.make(remote, protocol) {
-            Ok(socket) => {
-                *place = Some(socket);
-                false
+        let mut lacks = |kind: usize| {
+            let place = &mut made[kind];
+            if place.is_some() {
+                return false;
             }
-            Err(error) => is_shortage(&error),
-        }
+            match self.make(remote, protocol) {
+                Ok(socket) => {
+                    *place = Some(socket);
+                    false
+                }
+                Err(error) => is_shortage(&error),
+            }
+        };
+        // The flow may be the first of its port, which then has a socket for strangers besides.
+        let is_shared = protocol == Protocol::Udp && self.shared.has_any();
+        lacks(kind_of(remote, protocol)) || (is_shared && lacks(strangers_of(remote)))
     }
 
     /// Takes a socket of this kind, which does not block.
@@ -232,10 +241,14 @@ impl HostSockets {
         if self.shared.is_held(tuple) {
             return Ok(());
         }
-        let socket = self.make(tuple.remote, Protocol::Udp);
-        let socket = socket.map_err(NotOpened::Refused)?;
-        self.shared.hold(tuple, socket)
+        let made = self.made.borrow_mut()[strangers_of(tuple.remote)].take();
+        let socket = made.map_or_else(|| self.make(tuple.remote, Protocol::Udp), Ok);
+        self.shared.hold(tuple, socket.map_err(NotOpened::Refused)?)
     }
+}
+
+fn strangers_of(remote: IpAddr) -> usize {
+    STRANGERS + IPV6 * usize::from(remote.is_ipv6())
 }
 
 fn kind_of(remote: IpAddr, protocol: Protocol) -> usize {
@@ -244,7 +257,7 @@ fn kind_of(remote: IpAddr, protocol: Protocol) -> usize {
         Protocol::Udp => 1,
         Protocol::Icmp | Protocol::Icmpv6 => 2,
     };
-    of_family + 3 * usize::from(remote.is_ipv6())
+    of_family + IPV6 * usize::from(remote.is_ipv6())
 }
 
 /// Whether an error is about what the host is short of, and not about this socket.

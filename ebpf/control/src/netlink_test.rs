@@ -353,7 +353,13 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
         until(&mut watch, "up", |n| {
             n.links[&up0].up && n.links[&foreign].up && n.neighbours.len() >= 2
         });
-        let shown = || run("ip neigh show nud all").replace(" \n", "\n");
+        // Groups come and go as the kernel joins them.
+        let shown = || {
+            let all = run("ip neigh show nud all");
+            let of_hosts = all.lines().filter(|line| !line.contains("NOARP"));
+            let of_hosts = of_hosts.map(|line| line.trim_end().to_owned());
+            of_hosts.collect::<Vec<_>>().join("\n")
+        };
         let before = shown();
         let claim = |ifindex, neighbour: &str| {
             let index = maps.claim_next_hop(5, ifindex, neighbour.parse::<IpAddr>().unwrap(), 0);

@@ -12,7 +12,7 @@ use nix::{
 use slipgate_abi::Protocol;
 use slipgate_model::FlowTuple;
 
-use super::HostSockets;
+use super::{HostSockets, SharedPorts};
 
 /// Reason why a flow has no socket.
 #[derive(Debug)]
@@ -59,6 +59,9 @@ pub(super) fn open(tuple: &FlowTuple, host: &HostSockets) -> Result<OwnedFd, Not
     let socket = host
         .take(tuple.remote, protocol)
         .map_err(NotOpened::Refused)?;
+    if host.shared.has(tuple) {
+        SharedPorts::share(&socket).map_err(refused)?;
+    }
     let (local, remote): (SocketAddr, SocketAddr) = (tuple.local_addr(), tuple.remote_addr());
     match bind(socket.as_raw_fd(), &SockaddrStorage::from(local)) {
         Ok(()) => {}

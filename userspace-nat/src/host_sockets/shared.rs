@@ -7,9 +7,10 @@
 //! bound to the same address and port and connected to nobody. It becomes packets of the world like any, and
 //! the programs' functions and the engine decide whether the mapping lets them in.
 //!
-//! That socket is bound first, and without `SO_REUSEADDR`: so no other process has the port. It gets the
-//! option afterwards, or the flows' sockets could not be bound. It is closed when no flow has the port any
-//! more and no stranger is let in by it.
+//! That socket is bound first, and alone: so no other process has the port. Afterwards it and the flows'
+//! sockets share the port by `SO_REUSEPORT`, which the kernel lets no other user join, and never by
+//! `SO_REUSEADDR`, which anybody may set. It is closed when no flow has the port any more and no stranger
+//! is let in by it.
 use std::{
     cell::{Cell, RefCell},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -75,7 +76,7 @@ impl SharedPorts {
             Err(error @ Errno::EADDRINUSE) => return Err(NotOpened::Busy(Busy::Bound, error)),
             Err(error) => return Err(refused(error)),
         }
-        setsockopt(&socket, sockopt::ReuseAddr, &true).map_err(refused)?;
+        setsockopt(&socket, sockopt::ReusePort, &true).map_err(refused)?;
         let nobody = FlowTuple {
             remote: match local {
                 SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -87,6 +88,23 @@ impl SharedPorts {
         self.held.borrow_mut().insert(local);
         self.made.borrow_mut().push((nobody, socket));
         Ok(())
+    }
+
+    /// Lets the socket of a flow, which is not bound yet, share a port that is held.
+    pub(super) fn share(socket: &OwnedFd) -> Result<(), Errno> {
+        setsockopt(socket, sockopt::ReuseAddr, &false)?;
+        setsockopt(socket, sockopt::ReusePort, &true)
+    }
+
+    /// Whether there are ports that may be shared.
+    pub(super) fn has_any(&self) -> bool {
+        self.range.get().is_some()
+    }
+
+    /// Puts a socket back that could not be waited at: it is tried again in the next turn.
+    pub(crate) fn put_back(&self, tuple: FlowTuple, socket: OwnedFd) {
+        self.held.borrow_mut().insert(tuple.local_addr());
+        self.made.borrow_mut().push((tuple, socket));
     }
 
     /// Takes a socket that was made, with its tuple.

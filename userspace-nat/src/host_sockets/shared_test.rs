@@ -37,13 +37,25 @@ fn a_shared_port_is_held_once_and_by_nobody_else() {
     let (nobody, socket) = host.shared.take_made().unwrap();
     assert!(host.shared.take_made().is_none() && is_of_strangers(&nobody));
     assert_eq!(nobody.local_addr(), tuple(port, 1).local_addr());
-    // Whoever comes without the option does not get it; flows' sockets do.
+    // Whoever comes does not get it, with the option that anybody may set neither; flows' sockets do.
     assert!(UdpSocket::bind(("127.0.0.1", port)).is_err());
-    let own = host
-        .make(Ipv4Addr::LOCALHOST.into(), Protocol::Udp)
-        .unwrap();
     let local = SockaddrStorage::from(nobody.local_addr());
-    bind(own.as_raw_fd(), &local).unwrap();
+    let udp = || {
+        host.make(Ipv4Addr::LOCALHOST.into(), Protocol::Udp)
+            .unwrap()
+    };
+    let (theirs, own) = (udp(), udp());
+    setsockopt(&theirs, sockopt::ReuseAddr, &true).unwrap();
+    SharedPorts::share(&own).unwrap();
+    for _ in 0..2 {
+        assert_eq!(bind(theirs.as_raw_fd(), &local), Err(Errno::EADDRINUSE));
+        let _ = bind(own.as_raw_fd(), &local);
+    }
+    assert_eq!(
+        bind(own.as_raw_fd(), &local),
+        Err(Errno::EINVAL),
+        "it is bound"
+    );
     drop((own, socket));
     host.shared.release(&nobody);
     assert!(!host.shared.are_some_held());

@@ -235,11 +235,16 @@ impl Sockets {
     /// Waits at the sockets of shared ports that were made.
     pub(super) fn await_strangers(&mut self, epoll: &Epoll) {
         while let Some((tuple, socket)) = self.host.shared.take_made() {
-            // Without it nobody but the flows' peers gets in, and it is tried again with the next flow.
-            if let Err(error) = self.await_datagrams(tuple, socket, epoll) {
-                tracing::debug!("waiting at a translated port: {error}");
-                self.host.shared.release(&tuple);
+            let key = self.add(tuple, Kind::Datagrams(Datagrams::new(socket)));
+            let Err(error) = self.watch_datagrams(key, epoll) else {
+                continue;
+            };
+            // Until it is waited at, nobody but the flows' peers gets in; the port stays held.
+            tracing::debug!("waiting at a translated port: {error}");
+            if let Some(Kind::Datagrams(it)) = self.take_out(key) {
+                self.host.shared.put_back(tuple, it.socket);
             }
+            break;
         }
     }
 
@@ -250,17 +255,20 @@ impl Sockets {
         epoll: &Epoll,
     ) -> io::Result<u32> {
         let key = self.add(tuple, Kind::Datagrams(Datagrams::new(socket)));
-        let watched = match self.endpoints.get(&key).map(|e| &e.socket) {
-            // Level-triggered: what is not read in this turn is reported in the next.
-            Some(Kind::Datagrams(it)) => watch(epoll, &it.socket, key, EpollFlags::EPOLLIN),
-            _ => Ok(()),
-        };
-        match watched {
+        match self.watch_datagrams(key, epoll) {
             Ok(()) => Ok(key),
             Err(error) => {
                 self.remove(key);
                 Err(error)
             }
+        }
+    }
+
+    fn watch_datagrams(&self, key: u32, epoll: &Epoll) -> io::Result<()> {
+        match self.endpoints.get(&key).map(|e| &e.socket) {
+            // Level-triggered: what is not read in this turn is reported in the next.
+            Some(Kind::Datagrams(it)) => watch(epoll, &it.socket, key, EpollFlags::EPOLLIN),
+            _ => Ok(()),
         }
     }
 

@@ -391,9 +391,12 @@ impl Sockets {
 
     /// Forgets a socket, which is closed.
     fn remove(&mut self, key: u32) {
-        let Some(mut endpoint) = self.endpoints.remove(&key) else {
-            return;
-        };
+        drop(self.take_out(key));
+    }
+
+    /// Forgets a socket that nobody waits at any more, and returns it.
+    fn take_out(&mut self, key: u32) -> Option<Kind> {
+        let mut endpoint = self.endpoints.remove(&key)?;
         self.host.shared.release(&endpoint.tuple);
         self.pace.give_back(&mut endpoint);
         self.pace.streams -= usize::from(matches!(endpoint.socket, Kind::Stream(_)));
@@ -401,6 +404,7 @@ impl Sockets {
         if self.by_tuple.get(&endpoint.tuple) == Some(&key) {
             self.by_tuple.remove(&endpoint.tuple);
         }
+        Some(endpoint.socket)
     }
 
     /// Closes a socket whose flow is gone: a connection by an RST.

@@ -56,8 +56,8 @@ pub(super) fn fetch_unpacked(
         }
         Ok(tree)
     };
-    fetch(scratch.join("known")).or_else(|_: anyhow::Error| {
-        apt::update()?;
+    fetch(scratch.join("known")).or_else(|first: anyhow::Error| {
+        apt::update().with_context(|| format!("{first:#}"))?;
         fetch(scratch.join("updated"))
     })
 }

@@ -1,5 +1,6 @@
 //! A Debian's programs, for the root of the rig's Linux guests: `target/kernels/userland`, as their packages have
-//! them. They are unpacked, not installed: none of their scripts runs, so it takes no root.
+//! them. They are unpacked, not installed: none of their scripts runs, so it takes no root but to refresh
+//! old package lists.
 
 use std::fs;
 

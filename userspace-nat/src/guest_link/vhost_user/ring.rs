@@ -215,6 +215,8 @@ impl Ring {
         // a guest, and the guest would never get back the buffers that are in the ring by then.
         let used = queue.used_idx(memory, Ordering::Acquire);
         self.base = used.map_err(|_| Wrong::Ring)?.0;
+        // Of what was given back before, whose interrupt may not have come.
+        self.owes_call |= self.call.is_some() && self.base != 0;
         queue.set_next_avail(self.base);
         queue.set_next_used(self.base);
         queue.set_ready(true);
