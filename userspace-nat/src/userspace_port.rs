@@ -234,7 +234,8 @@ impl<T: MemoryTables> Out<'_, T> {
 const fn delivered(end: End) -> Delivered {
     match end {
         End::Redirected(_) => Delivered::Yes,
-        End::Passed | End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
+        End::Passed => Delivered::Passed,
+        End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
         End::Dropped(_) | End::Discarded | End::Copied => Delivered::Dropped,
     }
 }

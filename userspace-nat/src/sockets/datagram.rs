@@ -16,7 +16,7 @@ use slipgate_abi::{DropReason, Protocol};
 use slipgate_model::FlowTuple;
 
 use super::{
-    Kind, L3_START, Sockets, ToGuest,
+    Delivered, Kind, L3_START, Sockets, ToGuest,
     burst::{Burst, Load},
     errors,
     inbox::{Inbox, Received},
@@ -358,7 +358,7 @@ impl Sockets {
         if !is_joined || headers_len + each <= usize::from(self.mtu) {
             let end = start + len;
             let vnet = write_headers(&mut place[L3_START..end], tuple, is_udp, segment_len);
-            guest.deliver(vnet, &mut place[..end]);
+            deliver_or_count(vnet, &mut place[..end], guest);
             return;
         }
         for datagram in place[start..start + len].chunks(each) {
@@ -366,8 +366,16 @@ impl Sockets {
             self.buffer[start..end].copy_from_slice(datagram);
             let l3 = &mut self.buffer[L3_START..end];
             let vnet = write_headers(l3, tuple, is_udp, None);
-            guest.deliver(vnet, &mut self.buffer[..end]);
+            deliver_or_count(vnet, &mut self.buffer[..end], guest);
         }
+    }
+}
+
+/// Delivers a datagram. One that nothing lets in has been read from its socket: the host won't answer it, so
+/// it is dropped here.
+fn deliver_or_count(vnet: VirtioNetHdr, frame: &mut [u8], guest: &mut impl ToGuest) {
+    if guest.deliver(vnet, frame) == Delivered::Passed {
+        guest.lost(DropReason::NoFlow, vnet, frame.len());
     }
 }
 

@@ -21,6 +21,8 @@ const MTU: u16 = 1_500;
 struct Taken {
     frames: Vec<(Vec<u8>, u16)>,
     lost: Vec<(DropReason, u16, usize)>,
+    /// What it says of what it is given.
+    lets_in_nothing: bool,
 }
 
 impl ToGuest for Taken {
@@ -32,6 +34,9 @@ impl ToGuest for Taken {
         let packet = Packet::parse(Ip::parse(&frame[L3_START..]).unwrap()).unwrap();
         // Behind the header of UDP, or of an ICMP message.
         let payload = packet.ip.payload()[UDP_HEADER_LEN..].to_vec();
+        if self.lets_in_nothing {
+            return Delivered::Passed;
+        }
         self.frames.push((payload, vnet.gso_size));
         Delivered::Yes
     }
@@ -147,6 +152,22 @@ fn a_datagram_longer_than_a_frame_is_counted_and_not_delivered_in_part() {
     let lens: Vec<_> = rig.guest.frames.iter().map(|(it, _)| it.len()).collect();
     assert_eq!(lens, [65_487, 9]);
     assert_eq!(rig.guest.lost, [(DropReason::TooBig, 0, BUFFER_LEN); 2]);
+}
+
+#[test]
+fn a_datagram_that_nothing_lets_in_is_counted() {
+    for host in hosts() {
+        let mut rig = Rig::new(host, |_| ());
+        rig.guest.lets_in_nothing = true;
+        rig.peer.send(&[7; 100]).unwrap();
+        rig.receive();
+        let lost = rig
+            .guest
+            .lost
+            .iter()
+            .map(|(reason, each, _)| (*reason, *each));
+        assert!(lost.eq([(DropReason::NoFlow, 0)]), "{:?}", rig.guest.lost);
+    }
 }
 
 #[test]

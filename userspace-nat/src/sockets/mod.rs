@@ -79,8 +79,10 @@ pub enum Delivered {
     Yes,
     /// It was dropped and counted, or the device took none.
     Dropped,
-    /// No flow has its tuple.
+    /// No flow has its tuple; it was counted.
     NoFlow,
+    /// No flow has its tuple, and no port lets it in: on a wire it would be the host's, and is not counted.
+    Passed,
 }
 
 /// The way to the guest: the programs, and behind them the device or the engine.

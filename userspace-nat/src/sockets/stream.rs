@@ -415,7 +415,8 @@ impl Sockets {
         let Some(tuple) = self.endpoints.get(&key).map(|endpoint| endpoint.tuple) else {
             return;
         };
-        if self.write(&tuple, header, 0, u16::MAX, guest) == Delivered::NoFlow {
+        let written = self.write(&tuple, header, 0, u16::MAX, guest);
+        if matches!(written, Delivered::NoFlow | Delivered::Passed) {
             // Cut, or ended by its silence: the sweep finds those that say nothing.
             self.abort(key);
         }
