@@ -286,11 +286,7 @@ impl Config {
         };
         Err(ConfigError::new(
             "--policy",
-            settings
-                .name
-                .as_deref()
-                .or(settings.file.as_deref())
-                .unwrap_or(""),
+            settings.source(),
             "it asks for endpoint-independent mapping, for which there are no ports",
             "give some, which the host does not use, like --eim-ports 20000-24095",
         ))

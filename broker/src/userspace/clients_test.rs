@@ -1,7 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{AtEnd, Budget, Direction, Rate, VmRates};
-use slipgate_control::Paths;
 use slipgate_ipc::client::Target;
 use slipgate_policy::document::CliOverrides;
 use tempfile::TempDir;
@@ -10,6 +9,7 @@ use super::*;
 use crate::{
     config::tests::config,
     kernel_state::{BudgetOrder, has_frozen, look_at, today},
+    userspace::place::tests::place_of,
 };
 
 const VM: &str = "vm";
@@ -22,17 +22,8 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
         let nat = config(&[VM], CliOverrides::default());
-        let loaded = nat.load_policies().unwrap();
-        let policies = loaded.compile().unwrap();
-        let paths = Paths {
-            pin_dir: dir.path().join("maps"),
-            run_dir: dir.path().join("maps"),
-        };
-        let policies = (loaded, policies);
-        let place = Place::take_in_tables(paths, &nat, &nat.vms[0], (1_500, None), policies);
-        let place = place.unwrap();
+        let (dir, place) = place_of(&nat);
         let control = place.listen().unwrap();
         let clients = Clients::new(control, VM.into(), place.open.row);
         Self {

@@ -69,11 +69,7 @@ pub(super) fn check_egress(
     if let Some(settings) = all.clone().find(is_tcp_mapped) {
         return Err(ConfigError::new(
             "--policy",
-            settings
-                .name
-                .as_deref()
-                .or(settings.file.as_deref())
-                .unwrap_or(""),
+            settings.source(),
             "user mode has endpoint-independent mapping for UDP only: there a guest's TCP ends in a socket \
              of the host's",
             "leave `mapping` out of [nat.tcp], or use --mode hybrid",
@@ -83,10 +79,9 @@ pub(super) fn check_egress(
     let Some(settings) = all.find(asks) else {
         return Ok(());
     };
-    let policy = settings.name.as_deref().or(settings.file.as_deref());
     Err(ConfigError::new(
         "--policy",
-        policy.unwrap_or(""),
+        settings.source(),
         "user mode has neither nat_addresses nor [egress]: its sockets leave as the host's do",
         "leave them out, or use --mode hybrid; --nat-address is for user mode, too",
     ))

@@ -1,30 +1,23 @@
 use std::net::TcpListener;
 
-use slipgate_control::Paths;
 use slipgate_policy::document::{CliOverrides, forwards_of_vm};
 
 use super::*;
-use crate::{config::tests::config, kernel_state::ResourceTaken};
+use crate::{
+    config::tests::config, kernel_state::ResourceTaken, userspace::place::tests::place_of,
+};
 
 const VM: &str = "vm";
 
 /// A configuration with these forwards, and the VM's place.
 fn with(specs: &[String]) -> (tempfile::TempDir, Config, Place) {
-    let dir = tempfile::tempdir().unwrap();
     let flags = CliOverrides {
         forwards: specs.to_vec(),
         ..CliOverrides::default()
     };
     let nat = config(&[VM], flags);
-    let loaded = nat.load_policies().unwrap();
-    let policies = loaded.compile().unwrap();
-    let paths = Paths {
-        pin_dir: dir.path().join("maps"),
-        run_dir: dir.path().join("maps"),
-    };
-    let policies = (loaded, policies);
-    let place = Place::take_in_tables(paths, &nat, &nat.vms[0], (1_500, None), policies);
-    (dir, nat, place.unwrap())
+    let (dir, place) = place_of(&nat);
+    (dir, nat, place)
 }
 
 /// Ports that nobody has.

@@ -222,4 +222,4 @@ fn fill(
 
 #[cfg(test)]
 #[path = "place_test.rs"]
-mod tests;
+pub(super) mod tests;

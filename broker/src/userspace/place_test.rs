@@ -5,6 +5,20 @@ use std::{
 
 use super::*;
 
+/// The place of a configuration's first VM, with tables in a folder of its own.
+pub(in super::super) fn place_of(nat: &Config) -> (tempfile::TempDir, Place) {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = Paths {
+        pin_dir: dir.path().join("maps"),
+        run_dir: dir.path().join("maps"),
+    };
+    let loaded = nat.load_policies().unwrap();
+    let policies = loaded.compile().unwrap();
+    let policies = (loaded, policies);
+    let place = Place::take_in_tables(paths, nat, &nat.vms[0], (1_500, None), policies);
+    (dir, place.unwrap())
+}
+
 /// As another user could do in /tmp, before this user's first machine.
 #[test]
 fn tables_are_not_made_where_another_user_can_write() {

@@ -99,6 +99,14 @@ pub struct Settings {
     pub is_learning: bool,
 }
 
+impl Settings {
+    /// What an error calls the policy: its name, else its file; empty where flags alone gave it.
+    pub fn source(&self) -> &str {
+        let named = self.name.as_deref().or(self.file.as_deref());
+        named.unwrap_or("")
+    }
+}
+
 /// How flows leave the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Egress {

@@ -191,6 +191,14 @@ impl Stand {
         self.ask_on("api.sock", method, path, body)
     }
 
+    /// A VM as it is shown in answer to its PUT: what it does is no part of that.
+    pub(crate) fn as_put_answers(&self, path: &str) -> Value {
+        let (status, mut vm) = self.ask("GET", path, None);
+        assert_eq!(status, 200, "{vm}");
+        vm.as_object_mut().unwrap().remove("activity");
+        vm
+    }
+
     /// Status of the answer to the PUT of a policy's text.
     pub(crate) fn put_policy(&self, path: &str, text: &str) -> u16 {
         self.put_text(path, text).0
@@ -446,9 +454,8 @@ fn a_vms_forwards_are_put_patched_and_refused_by_http(cell: Cell) {
     let address = |port| at(cell.host(), port);
     let net = &stand.world.net;
     let mut stream = net.run(|| tcp::connect(address(8080), WAIT)).unwrap();
-    // With the address that it has shown; what it does is no part of the answer to PUT.
-    let (_, mut vm) = stand.ask("GET", "/v1/vms/a", None);
-    vm.as_object_mut().unwrap().remove("activity");
+    // With the address that it has shown.
+    let vm = stand.as_put_answers("/v1/vms/a");
     assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)), (200, vm));
     EchoSession::new(&mut stream).round(1_000).unwrap();
     assert_eq!(echo.peers().len(), 1);

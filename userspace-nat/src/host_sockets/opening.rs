@@ -52,14 +52,15 @@ pub(super) fn open(tuple: &FlowTuple, host: &HostSockets) -> Result<OwnedFd, Not
     if !is_one_other_host(tuple.remote) {
         return Err(refused(Errno::EACCES));
     }
-    if host.shared.has(tuple) {
+    let is_shared = host.shared.has(tuple);
+    if is_shared {
         host.hold_shared(tuple)?;
     }
     let protocol = tuple.protocol().unwrap_or(Protocol::Udp);
     let socket = host
         .take(tuple.remote, protocol)
         .map_err(NotOpened::Refused)?;
-    if host.shared.has(tuple) {
+    if is_shared {
         SharedPorts::share(&socket).map_err(refused)?;
     }
     let (local, remote): (SocketAddr, SocketAddr) = (tuple.local_addr(), tuple.remote_addr());

@@ -1,7 +1,7 @@
 //! Attachments of the loaded programs.
 
 use std::{
-    fs,
+    fs, io,
     os::fd::{AsFd as _, BorrowedFd},
     path::Path,
 };
@@ -78,13 +78,11 @@ impl Datapath {
         // the readers of the one before.
         let programs = [Program::GuestEgress, Program::GuestShut];
         let _lock = self.lock()?;
-        let has_tcx = has_tcx(ifindex);
-        if has_tcx {
-            let what = format!("list the tcx programs of the device with index {ifindex}");
-            let by_tcx = bpf::tcx_programs(ifindex).map_err(Error::os(what))?;
-            if !by_tcx.is_empty() {
-                return Ok(false);
-            }
+        let what = format!("list the tcx programs of the device with index {ifindex}");
+        let by_tcx = by_tcx(ifindex).map_err(Error::os(what))?;
+        let has_tcx = by_tcx.is_some();
+        if by_tcx.is_some_and(|programs| !programs.is_empty()) {
+            return Ok(false);
         }
         let mut requests = netlink::Requests::open()?;
         let failed = |error| explain(error, Program::GuestEgress, ifindex);
@@ -453,9 +451,16 @@ impl Datapath {
     }
 }
 
-/// Whether programs can be attached by tcx: Linux 6.6. Before, the kernel does not know the question
-/// (EINVAL); it may also lack memory for the answer.
+/// Programs at an interface that are attached by tcx; `None`: the kernel has none. Before Linux 6.6 it
+/// does not know the question (EINVAL); it may also lack memory for the answer.
+fn by_tcx(ifindex: IfIndex) -> io::Result<Option<Vec<u32>>> {
+    match bpf::tcx_programs(ifindex) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        asked => asked.map(Some),
+    }
+}
+
+/// Whether programs can be attached by tcx.
 fn has_tcx(ifindex: IfIndex) -> bool {
-    let asked = bpf::tcx_programs(ifindex);
-    !asked.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+    !matches!(by_tcx(ifindex), Ok(None))
 }
